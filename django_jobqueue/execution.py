@@ -1,0 +1,127 @@
+"""Run one job and say how it ended. Nothing here writes to the database."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import time
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from asgiref.sync import async_to_sync
+
+from django_jobqueue.exceptions import DeadLetter, LockLost, Retry
+from django_jobqueue.failure import Failure, described, message_of
+from django_jobqueue.handlers import Handler, registry, retry_delay
+from django_jobqueue.outcomes import Failed, Outcome, Refused, Succeeded
+from django_jobqueue.payload import checked_json
+from django_jobqueue.values import checked_delay
+
+if TYPE_CHECKING:
+    from django_jobqueue.models import ProcessingJob
+
+
+class JobContext:
+    """What a handler with `takes_context=True` gets as its first argument.
+
+    `good_until` is the moment (`time.monotonic`) up to which the lock surely holds.
+    """
+
+    def __init__(self, job: ProcessingJob, *, good_until: float) -> None:
+        self.job = job
+        self._good_until = good_until
+        self._lost = False
+
+    @property
+    def job_id(self) -> int:
+        return self.job.pk
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first run since the job was enqueued or requeued."""
+        return self.job.attempts
+
+    @property
+    def lock_lost(self) -> bool:
+        """True when another worker may have this job: nothing of this attempt will be recorded."""
+        return self._lost or time.monotonic() >= self._good_until
+
+    def check(self) -> None:
+        """Raise `LockLost` when the lock is lost. For long handlers to call now and then."""
+        if self.lock_lost:
+            raise LockLost(f"Job {self.job_id}: the lock is lost, so this attempt stops.")
+
+    def extended(self, *, good_until: float) -> None:
+        """The heartbeat extended the lock."""
+        self._good_until = good_until
+
+    def lose_lock(self) -> None:
+        """The heartbeat found that the lock belongs to another claim."""
+        self._lost = True
+
+
+def execute(context: JobContext) -> Outcome:
+    """Run the handler of a claimed job.
+
+    Whatever it raises, `SystemExit` and other `BaseException` included, is a failed attempt: the
+    thread that runs it goes on with the next job.
+    """
+    started = time.perf_counter()
+    outcome = _outcome(context)
+    return dataclasses.replace(outcome, seconds=time.perf_counter() - started)
+
+
+def _outcome(context: JobContext) -> Outcome:
+    job = context.job
+    handler = registry.find(job.handler)
+    if handler is None:
+        return Refused(
+            job=job, failure=described(f"No handler named {job.handler!r} is known here.")
+        )
+    try:
+        result = _called(handler, context)
+    except DeadLetter as error:
+        return Refused(job=job, failure=_said(error))
+    except Retry as error:
+        return Failed(job=job, failure=_said(error), delay=_asked_delay(job, error))
+    except BaseException as error:
+        return Failed(
+            job=job, failure=described(error), delay=retry_delay(job.handler, job.attempts)
+        )
+    return _success(job, result)
+
+
+def _called(handler: Handler[..., Any], context: JobContext) -> Any:
+    arguments = (context,) if handler.takes_context else ()
+    returned = handler.function(*arguments, **context.job.payload)
+    return _awaited(returned) if inspect.iscoroutine(returned) else returned
+
+
+@async_to_sync
+async def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    # Not asyncio.run: what the coroutine sends to `sync_to_async`, the ORM above all, runs on this
+    # thread, over the connection that is cleaned up after the job.
+    return await coroutine
+
+
+def _success(job: ProcessingJob, result: Any) -> Outcome:
+    try:
+        kept, _text = checked_json(result, what="The result")
+    except Exception as error:
+        # Its work is done: a retry would do it again and end here again.
+        reason = f"The handler finished, but what it returned cannot be kept. {error}"
+        return Refused(job=job, failure=described(reason))
+    return Succeeded(job=job, result=kept)
+
+
+def _said(error: Exception) -> Failure:
+    """The handler's own words, without the class it used to say them."""
+    failure = described(error)
+    return dataclasses.replace(failure, error=message_of(error) or failure.error)
+
+
+def _asked_delay(job: ProcessingJob, error: Retry) -> float:
+    try:
+        return checked_delay(error.after, what="Retry(after=…)")
+    except (ValueError, AttributeError):  # a subclass may have forgotten to set it
+        return retry_delay(job.handler, job.attempts)

@@ -1,0 +1,176 @@
+"""`manage.py runworker`: flags, operating-system signals and the screen around a coordinator."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import DEFAULT_DB_ALIAS, ProgrammingError, connections
+
+from django_jobqueue.conf import jobqueue_settings
+from django_jobqueue.values import checked_name
+from django_jobqueue.worker import Coordinator, Summary, WorkerOptions
+
+_UNDEFINED_TABLE = "42P01"
+_LEVELS = {0: logging.ERROR, 1: logging.INFO, 2: logging.DEBUG, 3: logging.DEBUG}
+
+
+class Command(BaseCommand):
+    help = (
+        "Runs jobs until it is stopped. SIGTERM or Ctrl-C lets running jobs finish;"
+        " a second one gives them back at once and exits with code 1."
+    )
+    requires_migrations_checks = False
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        settings = jobqueue_settings()
+        parser.add_argument(
+            "--queue",
+            action="append",
+            dest="queues",
+            type=_queue,
+            metavar="NAME",
+            help="Run jobs of this queue only. Repeat it for several. Default: every queue.",
+        )
+        parser.add_argument(
+            "--threads",
+            type=_positive,
+            default=settings.THREADS,
+            metavar="N",
+            help="Jobs to run at a time. Default: %(default)s.",
+        )
+        parser.add_argument(
+            "--burst",
+            action="store_true",
+            help="Exit as soon as nothing is due.",
+        )
+        parser.add_argument(
+            "--max-jobs",
+            type=_positive,
+            metavar="N",
+            help="Exit after N jobs.",
+        )
+        parser.add_argument(
+            "--shutdown-timeout",
+            type=_seconds,
+            default=settings.SHUTDOWN_TIMEOUT,
+            metavar="S",
+            help="Seconds that running jobs get to finish on exit. Default: %(default)g.",
+        )
+        parser.add_argument(
+            "--database",
+            default=DEFAULT_DB_ALIAS,
+            choices=tuple(connections),
+            metavar="ALIAS",
+            help="The database whose jobs to run. Default: %(default)s.",
+        )
+
+    def handle(self, *, verbosity: int, **flags: Any) -> None:
+        coordinator = Coordinator(_worker_options(**flags))
+        with self._log_lines_on_screen(verbosity), _stopped_by_signals(coordinator.stop):
+            summary = _run(coordinator)
+        if summary.at_once:
+            sys.exit(1)
+
+    @contextmanager
+    def _log_lines_on_screen(self, verbosity: int) -> Iterator[None]:
+        """Show log lines here, unless the project has said where they go."""
+        logger = logging.getLogger("django_jobqueue")
+        if logger.hasHandlers():
+            yield
+            return
+        lines = logging.StreamHandler(self.stdout)
+        lines.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
+        level = logger.level
+        logger.addHandler(lines)
+        logger.setLevel(_LEVELS[verbosity])
+        try:
+            yield
+        finally:
+            logger.removeHandler(lines)
+            logger.setLevel(level)
+
+
+def _worker_options(
+    *,
+    queues: list[str] | None,
+    threads: int,
+    burst: bool,
+    max_jobs: int | None,
+    shutdown_timeout: float,
+    database: str,
+    **_django_flags: Any,
+) -> WorkerOptions:
+    return WorkerOptions(
+        queues=None if queues is None else tuple(dict.fromkeys(queues)),
+        threads=threads,
+        burst=burst,
+        max_jobs=max_jobs,
+        shutdown_timeout=shutdown_timeout,
+        database=database,
+    )
+
+
+def _run(coordinator: Coordinator) -> Summary:
+    try:
+        return coordinator.run()
+    except ProgrammingError as error:
+        if getattr(error.__cause__, "sqlstate", None) != _UNDEFINED_TABLE:
+            raise
+        alias = coordinator.options.database
+        raise CommandError(
+            f"The tables of django_jobqueue are missing in the database {alias!r}."
+            f" Run: manage.py migrate --database {alias}"
+        ) from error
+
+
+@contextmanager
+def _stopped_by_signals(stop: Callable[[str], None]) -> Iterator[None]:
+    """SIGTERM and SIGINT call `stop`; what handled them before does again afterwards.
+
+    Only the main thread may install handlers: elsewhere, whoever started the worker stops it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        stop(signal.Signals(number).name)
+
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _queue(text: str) -> str:
+    try:
+        return checked_name(text, what="queue")
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"a whole number of at least 1 is wanted, not {text!r}.")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise ArgumentTypeError(f"seconds, 0 or more, are wanted, not {text!r}.")
+    return seconds

@@ -1,0 +1,797 @@
+"""The moves of a job. Every change of `status` stands in this file, and nowhere else.
+
+Each move is one guarded statement that returns what really changed. A claim raises `lock_token`;
+who ends, extends or releases it must show that token, so that a worker that lost its lock changes
+nothing, however late it comes. PostgreSQL's clock is the only one.
+
+Raw SQL stands where the ORM has no words for it: `ON CONFLICT` with an answer, `RETURNING`, data-
+modifying CTEs. Every value is a parameter. Rows are locked in the order of their id (two statements
+that lock the same rows cannot wait for each other); rows to end are looked up by primary key alone,
+because the statistics say that no row is `processing` and would lead the planner to a scan.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from asgiref.sync import sync_to_async
+from django.db import OperationalError, connections, models, router, transaction
+from django.db.models import BooleanField, Func
+from django.db.models.functions import Now
+
+from django_jobqueue import signals
+from django_jobqueue.conf import jobqueue_settings
+from django_jobqueue.exceptions import (
+    JobQueueError,
+    LockLost,
+    NoJobAvailable,
+    NotDeadLetter,
+)
+from django_jobqueue.failure import described
+from django_jobqueue.handlers import Handler, retry_delay
+from django_jobqueue.new_job import NewJob, checked_new_job, checked_new_jobs
+from django_jobqueue.outcomes import Failed, Outcome, Refused, Succeeded
+from django_jobqueue.payload import checked_json
+from django_jobqueue.states import CANCEL, PRUNABLE, REQUEUE, Status
+from django_jobqueue.values import checked_delay, checked_name
+
+if TYPE_CHECKING:
+    from django_jobqueue.models import ProcessingJob
+
+#: Rows moved by one statement where a caller may name any number of them.
+CHUNK = 1_000
+_ENQUEUE_CHUNK = 5_000
+_RESCUE_CHUNK = 100
+#: How often `enqueue` looks again when the row that holds its key vanishes under it.
+_KEY_ROUNDS = 20
+_SERIALIZATION_FAILURE = "40001"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rescued:
+    """What a rescue found: jobs that will run again, and jobs that were out of attempts."""
+
+    failed: int = 0
+    dead_letters: int = 0
+
+
+class JobQuerySet(models.QuerySet["ProcessingJob"]):
+    """`ProcessingJob.objects`: every move of a job. Works on `using(alias)`, never on a replica."""
+
+    # --- enqueue -------------------------------------------------------------------------------
+
+    def enqueue(
+        self,
+        handler: str | Handler[..., Any],
+        payload: dict[str, Any] | None = None,
+        *,
+        queue: str | None = None,
+        priority: int | None = None,
+        delay: float | timedelta | None = None,
+        available_at: datetime | None = None,
+        max_attempts: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> ProcessingJob:
+        """Insert a job in the caller's transaction. → pending
+
+        What is None comes from the handler, then from the settings. `delay` is seconds or a
+        `timedelta` from the database's now, `available_at` an aware datetime; one of the two.
+
+        With an `idempotency_key` that some job has already (in whatever status, until it is
+        pruned) that job is returned: `job.created` is False, and `job.differs` tells whether its
+        handler or payload are others. No error reaches the caller's transaction, not when two
+        callers race either; if the first one rolls back, the second one's job is inserted.
+
+        Raises `UnknownHandler`, `InvalidPayload` and `ValueError`, each before any SQL.
+        """
+        new = checked_new_job(
+            jobqueue_settings(),
+            handler=handler,
+            payload=payload,
+            queue=queue,
+            priority=priority,
+            delay=delay,
+            available_at=available_at,
+            max_attempts=max_attempts,
+            idempotency_key=idempotency_key,
+        )
+        job = self._insert(new) if new.idempotency_key is None else self._insert_keyed(new)
+        _tell_enqueued([job])
+        return job
+
+    async def aenqueue(
+        self,
+        handler: str | Handler[..., Any],
+        payload: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> ProcessingJob:
+        """`enqueue` for async code."""
+        return await sync_to_async(self.enqueue)(handler, payload, **options)
+
+    def enqueue_many(self, jobs: Iterable[Mapping[str, Any]]) -> list[ProcessingJob]:
+        """Insert many jobs, all or none: one job per input, in order. → pending
+
+        Each input is a mapping of `enqueue`'s arguments. A key that is taken, outside the batch or
+        earlier in it, is answered as by `enqueue`. Raises what `enqueue` raises, naming the
+        position, before any insert.
+        """
+        new_jobs = checked_new_jobs(jobqueue_settings(), jobs)
+        with transaction.atomic(using=self._alias, savepoint=False):
+            made = [
+                job
+                for chunk in _chunks(new_jobs, _ENQUEUE_CHUNK)
+                for job in self._insert_many(chunk)
+            ]
+        _tell_enqueued(made)
+        return made
+
+    # --- claim ---------------------------------------------------------------------------------
+
+    def dequeue(
+        self,
+        *,
+        worker: str,
+        queues: Collection[str] | None = None,
+        handlers: Collection[str] | None = None,
+    ) -> ProcessingJob:
+        """Rescue what is stale, then take one due job. pending, failed → processing
+
+        Raises `NoJobAvailable`. See `claim`.
+        """
+        for job in self.claim(worker=worker, queues=queues, handlers=handlers, limit=1):
+            return job
+        raise NoJobAvailable(_nothing_due(queues, handlers))
+
+    def claim(
+        self,
+        *,
+        worker: str,
+        queues: Collection[str] | None = None,
+        handlers: Collection[str] | None = None,
+        limit: int,
+    ) -> list[ProcessingJob]:
+        """Rescue what is stale, then take up to `limit` due jobs. pending, failed → processing
+
+        The largest priority first, then the longest due, then the lowest id. None means every
+        queue or handler, an empty collection none. Paused queues are left out. The attempt is
+        counted here; outside a transaction it is committed when this returns.
+        """
+        worker = checked_name(worker, what="worker")
+        queues, handlers = _names(queues, "queues"), _names(handlers, "handlers")
+        self.rescue_stale_locks()
+        if limit < 1 or queues == [] or handlers == []:
+            return []
+        with transaction.atomic(using=self._alias):
+            due, due_params = self._due(queues, handlers, limit)
+            jobs = self._returned(
+                _CLAIM.format(due=due),
+                (*due_params, worker, jobqueue_settings().STALE_LOCK_AFTER),
+            )
+        return sorted(jobs, key=lambda job: (-job.priority, job.available_at, job.pk))
+
+    def extend_locks(self, jobs: Collection[ProcessingJob]) -> list[int]:
+        """The heartbeat: the locks of these claims are good for their full length again.
+
+        Returns the ids still held. A missing one is lost: whoever runs it should stop. One
+        statement, in the order of ids.
+        """
+        if not jobs:
+            return []
+        tokens = _tokens(jobs)
+        seconds = jobqueue_settings().STALE_LOCK_AFTER
+        return _first(self._execute(_EXTEND, (list(tokens), seconds, json.dumps(tokens))))
+
+    def release(self, jobs: Collection[ProcessingJob]) -> list[int]:
+        """Give unfinished jobs back, in their old place. Costs no attempt. processing → pending
+
+        Returns the ids given back; a lost lock is left out.
+        """
+        if not jobs:
+            return []
+        tokens = _tokens(jobs)
+        released = set(_first(self._execute(_RELEASE, (list(tokens), json.dumps(tokens)))))
+        for job in jobs:
+            if job.pk in released and job.lock_token == tokens[job.pk]:
+                signals.job_released.send_robust(self.model, job=job)
+        return sorted(released)
+
+    # --- settle --------------------------------------------------------------------------------
+
+    def complete(self, job: ProcessingJob, result: Any = None) -> None:
+        """Record success. processing → succeeded
+
+        Raises `LockLost`, and `InvalidPayload` when the result is not JSON; both change nothing.
+        """
+        kept, _text = checked_json(result, what="result")
+        self._settle_one(Succeeded(job=job, result=kept))
+
+    def fail(self, job: ProcessingJob, error: BaseException | str) -> None:
+        """Record a failed attempt: a retry after the handler's backoff, or a dead letter.
+
+        processing → failed, or dead_letter when no attempt is left. Raises `LockLost`.
+        """
+        delay = retry_delay(job.handler, job.attempts)
+        self._settle_one(Failed(job=job, failure=described(error), delay=delay))
+
+    def settle(self, outcomes: Collection[Outcome]) -> list[int]:
+        """Record how many attempts ended, in one fenced statement. processing → as each ended
+
+        Returns the ids recorded. A lost lock is left out, never an error. Each recorded job has
+        its new values afterwards.
+        """
+        if not outcomes:
+            return []
+        # One claim of a job at most: of two, the older has lost its lock to the newer.
+        newest = _newest_claims(outcomes, job=lambda outcome: outcome.job)
+        verdicts = json.dumps({pk: _verdict(outcome) for pk, outcome in newest.items()})
+        rows = self._execute(_SETTLE, (verdicts, list(newest)))
+        moved = {pk: values for pk, *values in rows}
+        for outcome in outcomes:
+            held = newest[outcome.job.pk] is outcome
+            _tell_settled(outcome, moved.get(outcome.job.pk) if held else None)
+        return list(moved)
+
+    # --- rescue --------------------------------------------------------------------------------
+
+    def rescue_stale_locks(self) -> Rescued:
+        """Take back what lost workers held. processing → failed (due at once), or dead_letter
+
+        One probe of an index when nothing is stale. A row another rescue has in hand is skipped.
+        """
+        rescued: list[ProcessingJob] = []
+        while True:
+            rows = self._execute(_RESCUE, (_RESCUE_CHUNK, _LOST_FINGERPRINT))
+            for *values, worker, since in rows:
+                job = self.model.from_db(self._alias, _RESCUED_FIELDS, values)
+                rescued.append(job)
+                _tell_rescued(job, worker, since)
+            if len(rows) < _RESCUE_CHUNK:
+                break
+        dead_letters = sum(job.status == Status.DEAD_LETTER for job in rescued)
+        return Rescued(failed=len(rescued) - dead_letters, dead_letters=dead_letters)
+
+    # --- what people do ------------------------------------------------------------------------
+
+    def requeue_dead_letter(self, pk: int) -> ProcessingJob:
+        """Send one dead letter back. dead_letter → pending, with `attempts = 0`, due at once
+
+        Raises `NotDeadLetter` and `ProcessingJob.DoesNotExist`.
+        """
+        if not self.requeue_many([pk]):
+            raise NotDeadLetter(
+                f"Job {pk} is {self.status(pk).label}, not a dead letter."
+                " Only a dead letter can be requeued."
+            )
+        return self.using(self._alias).get(pk=pk)
+
+    def requeue_dead_letters(self) -> int:
+        """Send back every dead letter of this queryset, chunk by chunk. dead_letter → pending
+
+        Returns how many were. Outside a transaction each chunk commits by itself.
+        """
+        dead = self.filter(status=Status.DEAD_LETTER)
+        return sum(len(self.requeue_many(ids)) for ids in dead._id_chunks())
+
+    def requeue_many(self, ids: Collection[int]) -> list[int]:
+        """Send back those of these jobs that are dead letters, and return their ids. → pending"""
+        moved = self._move(
+            ids,
+            REQUEUE.sources,
+            status=Status.PENDING,
+            attempts=0,
+            available_at=Now(),
+            finished_at=None,
+        )
+        if moved:
+            signals.jobs_requeued.send_robust(self.model, ids=moved)
+        return moved
+
+    def cancel(self, pk: int) -> bool:
+        """Cancel one job that is not running. pending, failed, dead_letter → cancelled
+
+        Returns whether it was. Raises `ProcessingJob.DoesNotExist`.
+        """
+        if self.cancel_many([pk]):
+            return True
+        self.status(pk)
+        return False
+
+    def cancel_many(self, ids: Collection[int]) -> list[int]:
+        """Cancel those of these jobs that wait, and return their ids. → cancelled"""
+        moved = self._move(ids, CANCEL.sources, status=Status.CANCELLED, finished_at=Now())
+        if moved:
+            signals.jobs_cancelled.send_robust(self.model, ids=moved)
+        return moved
+
+    def prune(
+        self,
+        older_than: float | timedelta | None = None,
+        *,
+        dead_letters_older_than: float | timedelta | None = None,
+    ) -> int:
+        """Delete jobs that finished so long ago, with their history. succeeded, cancelled → gone
+
+        Spans in seconds or as `timedelta`; None takes RETENTION and DEAD_LETTER_RETENTION, and a
+        retention of None keeps for ever. Never touches a job that has not finished. Returns how
+        many went. Outside a transaction each chunk of 1,000 commits by itself; two prunes at once
+        share the work.
+        """
+        settings = jobqueue_settings()
+        return self._prune(PRUNABLE, older_than, settings.RETENTION) + self._prune(
+            (Status.DEAD_LETTER,), dead_letters_older_than, settings.DEAD_LETTER_RETENTION
+        )
+
+    def status(self, pk: int) -> Status:
+        """Where this job stands, read from the primary. Raises `ProcessingJob.DoesNotExist`."""
+        found = self.using(self._alias).filter(pk=pk).values_list("status", flat=True).first()
+        if found is None:
+            raise self.model.DoesNotExist(f"There is no job {pk}. It may have been pruned.")
+        return Status(found)
+
+    # --- how enqueue inserts -------------------------------------------------------------------
+
+    def _insert(self, new: NewJob) -> ProcessingJob:
+        (job,) = self._returned(_INSERT, new.row())
+        job.created = True
+        return job
+
+    def _insert_keyed(self, new: NewJob) -> ProcessingJob:
+        for _round in range(_KEY_ROUNDS):
+            inserted = self._returned(_INSERT_KEYED, new.row())
+            if inserted:
+                inserted[0].created = True
+                return inserted[0]
+            if job := self._find_by_key(new) or self._insert_keyed_behind_savepoint(new):
+                return job
+        raise JobQueueError(
+            f"The idempotency key {new.idempotency_key!r} was taken and freed {_KEY_ROUNDS} times"
+            " while this job was being enqueued. Nothing was stored; try again."
+        )
+
+    def _find_by_key(self, new: NewJob) -> ProcessingJob | None:
+        job = self.using(self._alias).filter(idempotency_key=new.idempotency_key).first()
+        return job and _answered(job, new)
+
+    def _insert_keyed_behind_savepoint(self, new: NewJob) -> ProcessingJob | None:
+        """Insert where the holder of the key may be invisible: REPEATABLE READ or stricter.
+
+        PostgreSQL then answers a conflict with an error, which only a savepoint keeps from the
+        caller's transaction; the job that holds the key is read over a connection of its own.
+        """
+        try:
+            with transaction.atomic(using=self._alias):
+                inserted = self._returned(_INSERT_KEYED_STRICT, new.row())
+        except OperationalError as error:
+            if getattr(error.__cause__, "sqlstate", None) != _SERIALIZATION_FAILURE:
+                raise
+            if job := self._find_by_key_outside(new):
+                return job
+            raise  # nobody holds the key: a conflict of the caller's own, to be tried again
+        if not inserted:
+            return None
+        inserted[0].created = True
+        return inserted[0]
+
+    def _find_by_key_outside(self, new: NewJob) -> ProcessingJob | None:
+        connection = connections[self._alias].copy()
+        columns = self._columns()
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    f"SELECT {columns} FROM processing_jobs WHERE idempotency_key = %s",
+                    [new.idempotency_key],
+                )
+                row = cursor.fetchone()
+        finally:
+            connection.close()
+        return row and _answered(self._job_from(row), new)
+
+    def _insert_many(self, new_jobs: Sequence[NewJob]) -> list[ProcessingJob]:
+        columns = [list(column) for column in zip(*(new.row() for new in new_jobs), strict=True)]
+        # Rows are inserted, and so numbered, in the order of the input.
+        inserted = iter(sorted(self._returned(_INSERT_MANY, columns), key=lambda job: job.pk))
+        made: list[ProcessingJob | None] = []
+        waiting = next(inserted, None)
+        for new in new_jobs:
+            if waiting is not None and waiting.idempotency_key == new.idempotency_key:
+                waiting.created = True
+                made.append(waiting)
+                waiting = next(inserted, None)
+            else:
+                made.append(None)
+        return self._answer_taken_keys(new_jobs, made)
+
+    def _answer_taken_keys(
+        self, new_jobs: Sequence[NewJob], made: Sequence[ProcessingJob | None]
+    ) -> list[ProcessingJob]:
+        keys = [new.idempotency_key for new, job in zip(new_jobs, made, strict=True) if job is None]
+        found = {
+            job.idempotency_key: job
+            for job in (self.using(self._alias).filter(idempotency_key__in=keys) if keys else ())
+        }
+        answers = []
+        for new, job in zip(new_jobs, made, strict=True):
+            if job is None:
+                holder = found.get(new.idempotency_key)
+                job = _answered(holder, new) if holder else self._insert_keyed(new)
+            answers.append(job)
+        return answers
+
+    # --- how one end is recorded -------------------------------------------------------------
+
+    def _settle_one(self, outcome: Outcome) -> None:
+        if not self.settle([outcome]):
+            job = outcome.job
+            raise LockLost(
+                f"Job {job.pk} is not locked by this claim any more (lock token {job.lock_token}):"
+                " its lock ran out and was taken back, or it has ended. Nothing was changed."
+            )
+
+    # --- the statements' own needs -------------------------------------------------------------
+
+    @property
+    def _alias(self) -> str:
+        """The database of every move. Never a replica: a decision needs the row as it is."""
+        explicit: str | None = self._db  # type: ignore[attr-defined]
+        return explicit or router.db_for_write(self.model)
+
+    def _due(
+        self, queues: list[str] | None, handlers: list[str] | None, limit: int
+    ) -> tuple[str, tuple[Any, ...]]:
+        """The SQL that locks the next due jobs and skips those that others have locked."""
+        due = self.using(self._alias).filter(
+            _Sql("status IN ('pending', 'failed')"),
+            _Sql("queue <> ALL (ARRAY (SELECT name FROM processing_queues WHERE paused))"),
+            available_at__lte=Now(),
+        )
+        if queues is not None:
+            due = due.filter(queue__in=queues)
+        if handlers is not None:
+            due = due.filter(handler__in=handlers)
+        due = due.order_by("-priority", "available_at", "pk").select_for_update(skip_locked=True)
+        compiler = due.values("id")[:limit].query.get_compiler(using=self._alias)
+        sql, params = compiler.as_sql()
+        return sql, tuple(params)
+
+    def _move(self, ids: Collection[int], sources: Sequence[Status], **changes: Any) -> list[int]:
+        """Change those of these rows that are still in one of the sources, and return their ids."""
+        with transaction.atomic(using=self._alias):
+            movable = self.model._base_manager.using(self._alias).filter(
+                pk__in=list(ids), status__in=sources
+            )
+            locked = list(movable.select_for_update().order_by("pk").values_list("pk", flat=True))
+            if locked:
+                movable.filter(pk__in=locked).update(**changes)
+        return locked
+
+    def _id_chunks(self) -> Iterator[list[int]]:
+        """The ids of this queryset in ascending chunks, each read when the one before is done."""
+        ordered = self.using(self._alias).order_by("pk").values_list("pk", flat=True)
+        chunk = list(ordered[:CHUNK])
+        while chunk:
+            yield chunk
+            chunk = list(ordered.filter(pk__gt=chunk[-1])[:CHUNK])
+
+    def _prune(
+        self,
+        statuses: Sequence[Status],
+        older_than: float | timedelta | None,
+        retention: float | None,
+    ) -> int:
+        span = retention if older_than is None else checked_delay(older_than, what="age to prune")
+        if span is None:
+            return 0
+        gone = 0
+        prune = _PRUNE.format(statuses=", ".join(f"'{status.value}'" for status in statuses))
+        while rows := self._execute(prune, (span, CHUNK)):
+            gone += len(rows)
+        return gone
+
+    def _execute(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
+        with connections[self._alias].cursor() as cursor:
+            cursor.execute(sql, params)
+            rows: list[tuple[Any, ...]] = cursor.fetchall()
+        return rows
+
+    def _returned(self, sql: str, params: Sequence[Any]) -> list[ProcessingJob]:
+        rows = self._execute(sql.replace("RETURNING *", f"RETURNING {self._columns()}"), params)
+        return [self._job_from(row) for row in rows]
+
+    def _columns(self) -> str:
+        # Named, never `*`: a newer table may have more columns than this code knows.
+        return ", ".join(f'processing_jobs."{f.column}"' for f in self.model._meta.concrete_fields)
+
+    def _job_from(self, row: Sequence[Any]) -> ProcessingJob:
+        fields = self.model._meta.concrete_fields
+        values = [
+            json.loads(value)
+            if isinstance(field, models.JSONField) and value is not None
+            else value
+            for field, value in zip(fields, row, strict=True)
+        ]
+        return self.model.from_db(self._alias, [field.attname for field in fields], values)
+
+
+class _Sql(Func):
+    """A condition written out, with constants: a partial index is only used when the planner sees
+    its condition, which a bound parameter would hide."""
+
+    conditional = True
+    output_field = BooleanField()
+
+    def __init__(self, sql: str) -> None:
+        super().__init__(template=sql)
+
+
+# --- between rows and objects ------------------------------------------------------------------
+
+
+def _answered(job: ProcessingJob, new: NewJob) -> ProcessingJob:
+    """The job that holds the key already, as the answer to this call."""
+    job.created = False
+    job.differs = job.handler != new.handler or job.payload != new.payload
+    return job
+
+
+def _verdict(outcome: Outcome) -> dict[str, Any]:
+    """What the statement that settles needs of one outcome."""
+    job = outcome.job
+    verdict: dict[str, Any] = {"token": job.lock_token}
+    if isinstance(outcome, Succeeded):
+        verdict["status"] = Status.SUCCEEDED
+        if outcome.result is not None:
+            verdict["result"] = outcome.result
+        return verdict
+    return verdict | {
+        "status": Status.DEAD_LETTER if isinstance(outcome, Refused) else Status.FAILED,
+        "delay": outcome.delay if isinstance(outcome, Failed) else 0,
+        "error": outcome.failure.error,
+        "traceback": outcome.failure.traceback,
+        "fingerprint": outcome.failure.fingerprint,
+        "worker": job.locked_by,
+        "started_at": job.locked_at and job.locked_at.isoformat(),
+    }
+
+
+def _newest_claims(claims: Iterable[T], *, job: Callable[[T], ProcessingJob]) -> dict[int, T]:
+    """By id, in its order; of two claims of one job, the one with the higher token."""
+    ordered = sorted(claims, key=lambda claim: (job(claim).pk, job(claim).lock_token))
+    return {job(claim).pk: claim for claim in ordered}
+
+
+def _tokens(jobs: Iterable[ProcessingJob]) -> dict[int, int]:
+    newest = _newest_claims(jobs, job=lambda job: job)
+    return {pk: job.lock_token for pk, job in newest.items()}
+
+
+def _names(names: Collection[str] | None, what: str) -> list[str] | None:
+    if isinstance(names, str):
+        raise ValueError(f"{what} must be a collection of names, not the string {names!r}.")
+    return None if names is None else list(names)
+
+
+def _nothing_due(queues: Collection[str] | None, handlers: Collection[str] | None) -> str:
+    where = "any queue" if queues is None else f"the queues {sorted(queues)}"
+    what = "any handler" if handlers is None else f"the handlers {sorted(handlers)}"
+    return f"No job is due in {where} for {what}."
+
+
+def _first(rows: Iterable[tuple[Any, ...]]) -> list[Any]:
+    return [row[0] for row in rows]
+
+
+def _chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    remaining = iter(items)
+    while chunk := list(islice(remaining, size)):
+        yield chunk
+
+
+# --- telling what happened ---------------------------------------------------------------------
+
+
+def _tell_enqueued(jobs: Iterable[ProcessingJob]) -> None:
+    for job in jobs:
+        if job.created:
+            signals.job_enqueued.send_robust(type(job), job=job)
+
+
+def _tell_settled(outcome: Outcome, moved: Sequence[Any] | None) -> None:
+    job = outcome.job
+    if moved is None:
+        signals.job_lock_lost.send_robust(type(job), job=job)
+        return
+    job.status, job.available_at, job.finished_at, job.last_error, job.error_fingerprint = moved
+    job.locked_at = job.locked_by = job.lock_expires_at = None
+    if isinstance(outcome, Succeeded):
+        job.result = outcome.result
+        signals.job_succeeded.send_robust(type(job), job=job, outcome=outcome)
+    elif job.status == Status.FAILED:
+        signals.job_failed.send_robust(type(job), job=job, outcome=outcome)
+    else:
+        signals.job_dead_lettered.send_robust(type(job), job=job, error=job.last_error)
+
+
+def _tell_rescued(job: ProcessingJob, worker: str, since: datetime) -> None:
+    signals.job_lost.send_robust(type(job), job=job, worker=worker, since=since)
+    if job.status == Status.DEAD_LETTER:
+        signals.job_dead_lettered.send_robust(type(job), job=job, error=job.last_error)
+
+
+# --- the statements ----------------------------------------------------------------------------
+# In a statement that ends claims, `held` takes the row locks in the order of ids, through the
+# primary key. The fence compares each row's token with the claim's. `status || ''` keeps the
+# planner from taking "processing" for a rare value and starting from there.
+
+_UNLOCKED = "locked_at = NULL, locked_by = NULL, lock_expires_at = NULL"
+_STILL_PROCESSING = "status || '' = 'processing'"
+_HELD = """held AS MATERIALIZED (
+    SELECT id FROM processing_jobs WHERE id = ANY (%s::bigint[]) ORDER BY id FOR UPDATE
+)"""
+_IN_HELD = "id = ANY (ARRAY (SELECT held.id FROM held))"
+
+_NEW_COLUMNS = """
+    (queue, handler, payload, priority, max_attempts, available_at, idempotency_key)
+"""
+_ON_KNOWN_KEY = "ON CONFLICT (idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING"
+# Stricter levels answer a conflict with an invisible row by an error, so nothing is tried there.
+_READ_COMMITTED = "current_setting('transaction_isolation') = 'read committed'"
+
+_INSERT_SELECT = f"""
+INSERT INTO processing_jobs {_NEW_COLUMNS}
+SELECT new.queue, new.handler, new.payload::jsonb, new.priority, new.max_attempts,
+       COALESCE(new.available_at, STATEMENT_TIMESTAMP() + new.delay * interval '1 second'),
+       new.idempotency_key
+"""
+_NEW_ROW = """
+FROM (VALUES (%s::text, %s::text, %s::text, %s::smallint, %s::smallint, %s::timestamptz,
+              %s::float8, %s::text))
+     AS new (queue, handler, payload, priority, max_attempts, available_at, delay, idempotency_key)
+"""
+_INSERT = f"{_INSERT_SELECT} {_NEW_ROW} RETURNING *"
+_INSERT_KEYED_STRICT = f"{_INSERT_SELECT} {_NEW_ROW} {_ON_KNOWN_KEY} RETURNING *"
+_INSERT_KEYED = f"{_INSERT_SELECT} {_NEW_ROW} WHERE {_READ_COMMITTED} {_ON_KNOWN_KEY} RETURNING *"
+_INSERT_MANY = f"""
+{_INSERT_SELECT}
+FROM unnest(%s::text[], %s::text[], %s::text[], %s::smallint[], %s::smallint[],
+            %s::timestamptz[], %s::float8[], %s::text[]) WITH ORDINALITY
+     AS new (queue, handler, payload, priority, max_attempts, available_at, delay,
+             idempotency_key, position)
+WHERE new.idempotency_key IS NULL OR {_READ_COMMITTED}
+ORDER BY new.position
+{_ON_KNOWN_KEY}
+RETURNING *
+"""
+
+# `due` is materialised and reaches the UPDATE as an array: in any other form a plan may run the
+# locking part again and take more rows than its LIMIT. The column is qualified: should `due` ever
+# have no `id`, that is an error, and not every row's own id.
+_CLAIM = """
+WITH due AS MATERIALIZED ({due})
+UPDATE processing_jobs
+SET status = 'processing', attempts = attempts + 1, lock_token = lock_token + 1,
+    locked_at = STATEMENT_TIMESTAMP(), locked_by = %s,
+    lock_expires_at = STATEMENT_TIMESTAMP() + %s * interval '1 second'
+WHERE id = ANY (ARRAY (SELECT due.id FROM due))
+RETURNING *
+"""
+
+_EXTEND = f"""
+WITH {_HELD}
+UPDATE processing_jobs
+SET lock_expires_at = CLOCK_TIMESTAMP() + %s * interval '1 second'
+FROM (SELECT %s::jsonb AS tokens) AS given
+WHERE {_IN_HELD} AND {_STILL_PROCESSING}
+  AND lock_token = (given.tokens ->> id::text)::bigint
+RETURNING id
+"""
+
+_RELEASE = f"""
+WITH {_HELD}
+UPDATE processing_jobs
+SET status = 'pending', attempts = attempts - 1, {_UNLOCKED}
+FROM (SELECT %s::jsonb AS tokens) AS given
+WHERE {_IN_HELD} AND {_STILL_PROCESSING}
+  AND lock_token = (given.tokens ->> id::text)::bigint
+RETURNING id
+"""
+
+_VERDICT = "(given.verdicts -> id::text)"
+_RETRIED = f"({_VERDICT} ->> 'status' = 'failed' AND attempts < max_attempts)"
+_SETTLE = f"""
+WITH given AS NOT MATERIALIZED (SELECT %s::jsonb AS verdicts),
+{_HELD},
+ended AS (
+    UPDATE processing_jobs
+    SET status = CASE WHEN {_RETRIED} THEN 'failed'
+                      WHEN {_VERDICT} ->> 'status' = 'failed' THEN 'dead_letter'
+                      ELSE {_VERDICT} ->> 'status' END,
+        available_at = CASE
+            WHEN {_RETRIED}
+            THEN STATEMENT_TIMESTAMP() + ({_VERDICT} ->> 'delay')::float8 * interval '1 second'
+            ELSE available_at END,
+        finished_at = CASE WHEN {_RETRIED} THEN NULL ELSE STATEMENT_TIMESTAMP() END,
+        result = {_VERDICT} -> 'result',
+        last_error = COALESCE({_VERDICT} ->> 'error', last_error),
+        error_fingerprint = COALESCE({_VERDICT} ->> 'fingerprint', error_fingerprint),
+        {_UNLOCKED}
+    FROM given
+    WHERE {_IN_HELD} AND {_STILL_PROCESSING}
+      AND lock_token = ({_VERDICT} ->> 'token')::bigint
+    RETURNING id, status, available_at, finished_at, last_error, error_fingerprint,
+              attempts, lock_token
+),
+recorded AS (
+    INSERT INTO processing_job_attempts
+        (job_id, number, lock_token, outcome, worker, started_at,
+         error, traceback, error_fingerprint)
+    SELECT id, attempts, lock_token, 'failed', {_VERDICT} ->> 'worker',
+           ({_VERDICT} ->> 'started_at')::timestamptz, {_VERDICT} ->> 'error',
+           {_VERDICT} ->> 'traceback', {_VERDICT} ->> 'fingerprint'
+    FROM ended, given
+    WHERE {_VERDICT} ->> 'error' IS NOT NULL
+)
+SELECT id, status, available_at, finished_at, last_error, error_fingerprint FROM ended
+"""
+
+_LOST_FINGERPRINT = described("Worker lost.").fingerprint
+# In the order of the model's fields, as `from_db` wants them.
+_RESCUED_FIELDS = ("id", "queue", "handler", "status", "attempts", "max_attempts", "last_error")
+_RESCUE = f"""
+WITH stale AS MATERIALIZED (
+    SELECT id, attempts, lock_token, locked_by, locked_at
+    FROM processing_jobs
+    WHERE status = 'processing' AND lock_expires_at < STATEMENT_TIMESTAMP()
+    ORDER BY lock_expires_at, id
+    LIMIT %s
+    FOR UPDATE SKIP LOCKED
+),
+moved AS (
+    UPDATE processing_jobs
+    SET status = CASE WHEN attempts < max_attempts THEN 'failed' ELSE 'dead_letter' END,
+        available_at = STATEMENT_TIMESTAMP(),
+        finished_at = CASE WHEN attempts < max_attempts THEN NULL ELSE STATEMENT_TIMESTAMP() END,
+        last_error = format(
+            'Worker lost: %%s took the job at %%s and gave no sign after %%s.', locked_by,
+            locked_at, lock_expires_at
+        ),
+        error_fingerprint = %s,
+        {_UNLOCKED}
+    WHERE id = ANY (ARRAY (SELECT stale.id FROM stale))
+      AND {_STILL_PROCESSING} AND lock_expires_at < STATEMENT_TIMESTAMP()
+    RETURNING {", ".join(_RESCUED_FIELDS)}, error_fingerprint
+),
+recorded AS (
+    INSERT INTO processing_job_attempts
+        (job_id, number, lock_token, outcome, worker, started_at, error, error_fingerprint)
+    SELECT id, stale.attempts, lock_token, 'lost', locked_by, locked_at,
+           last_error, error_fingerprint
+    FROM stale JOIN moved USING (id)
+    ON CONFLICT DO NOTHING
+)
+SELECT {", ".join(f"moved.{field}" for field in _RESCUED_FIELDS)}, locked_by, locked_at
+FROM stale JOIN moved USING (id)
+"""
+
+# The history goes in the same statement, so that no row is collected in Python to be cascaded.
+_PRUNE = """
+WITH old AS MATERIALIZED (
+    SELECT id
+    FROM processing_jobs
+    WHERE status IN ({statuses}) AND finished_at < STATEMENT_TIMESTAMP() - %s * interval '1 second'
+    ORDER BY finished_at, id
+    LIMIT %s
+    FOR UPDATE SKIP LOCKED
+),
+history AS (
+    DELETE FROM processing_job_attempts WHERE job_id = ANY (ARRAY (SELECT old.id FROM old))
+)
+DELETE FROM processing_jobs WHERE id = ANY (ARRAY (SELECT old.id FROM old))
+RETURNING id
+"""

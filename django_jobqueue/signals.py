@@ -1,0 +1,32 @@
+"""What happens to jobs and workers, told to whoever listens. The log lines are such listeners.
+
+A job's signal is sent by the process that moved it, after the statement that did; when the move was
+part of a caller's transaction, before that transaction commits. A receiver that raises is logged
+and changes nothing. Receivers run in the worker's deciding thread: keep them short.
+
+`sender` is the `ProcessingJob` class, or the coordinator for a worker's signals.
+"""
+
+from __future__ import annotations
+
+from django.dispatch import Signal
+
+job_enqueued = Signal()  #: job
+job_started = Signal()  #: job; sent on the thread that runs the handler
+job_succeeded = Signal()  #: job, outcome
+job_failed = Signal()  #: job, outcome; it will be retried at job.available_at
+job_dead_lettered = Signal()  #: job, error (text)
+#: job, worker, since; a rescue took it back (a dead letter sends job_dead_lettered too)
+job_lost = Signal()
+job_released = Signal()  #: job
+job_lock_lost = Signal()  #: job; what this worker had of it was not recorded
+backoff_broken = Signal()  #: name, error; a handler's policy raised, the default one was used
+jobs_requeued = Signal()  #: ids
+jobs_cancelled = Signal()  #: ids
+
+worker_started = Signal()  #: options, handlers
+worker_stopping = Signal()  #: running, reason
+worker_stopped = Signal()  #: summary
+worker_outage = Signal()  #: error, wait (seconds)
+worker_recovered = Signal()
+handlers_unknown = Signal()  #: waiting (mapping of handler name to a bounded count)

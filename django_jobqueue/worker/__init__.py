@@ -1,0 +1,6 @@
+"""A worker process: one deciding thread, a heartbeat, and threads that run handlers."""
+
+from django_jobqueue.worker.coordinator import Coordinator
+from django_jobqueue.worker.options import Summary, WorkerOptions
+
+__all__ = ["Coordinator", "Summary", "WorkerOptions"]

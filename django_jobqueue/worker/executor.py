@@ -1,0 +1,79 @@
+"""The threads that run handlers. They do nothing else: no claim, no settle."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+
+from django.db import connections
+
+from django_jobqueue import signals
+from django_jobqueue.execution import JobContext, execute
+from django_jobqueue.outcomes import Outcome
+from django_jobqueue.worker.connection import leave_clean
+
+
+class Executor:
+    """`threads` threads take what is submitted and hand each outcome to `on_outcome`."""
+
+    def __init__(
+        self,
+        threads: int,
+        *,
+        on_outcome: Callable[[Outcome], None],
+        on_crash: Callable[[BaseException], None],
+    ) -> None:
+        self._work: SimpleQueue[JobContext | None] = SimpleQueue()
+        self._on_outcome = on_outcome
+        self._on_crash = on_crash
+        # Daemons, so that a handler that hangs cannot keep the process; `stop` ends idle ones.
+        self._threads = [
+            threading.Thread(target=self._run, name=f"jobqueue-executor-{number}", daemon=True)
+            for number in range(1, threads + 1)
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, context: JobContext) -> None:
+        """Run this job on the next free thread."""
+        self._work.put(context)
+
+    def take_back_unstarted(self) -> list[JobContext]:
+        """Empty the queue: these jobs will not be started."""
+        unstarted: list[JobContext] = []
+        while True:
+            try:
+                context = self._work.get_nowait()
+            except Empty:
+                return unstarted
+            if context is not None:
+                unstarted.append(context)
+
+    def stop(self, *, wait: float) -> None:
+        """End the idle threads, waiting `wait` seconds for each. A hung one stays behind."""
+        for _thread in self._threads:
+            self._work.put(None)
+        for thread in self._threads:
+            thread.join(timeout=wait)
+
+    def _run(self) -> None:
+        try:
+            while (context := self._work.get()) is not None:
+                self._on_outcome(self._outcome_of(context))
+        except BaseException as error:  # noqa: BLE001 - the top of a thread
+            self._on_crash(error)
+        finally:
+            connections.close_all()
+
+    def _outcome_of(self, context: JobContext) -> Outcome:
+        signals.job_started.send_robust(type(context.job), job=context.job)
+        try:
+            # A context of its own: language, time zone and other context variables a handler
+            # sets end with it.
+            return contextvars.copy_context().run(execute, context)
+        finally:
+            leave_clean()

@@ -1,0 +1,63 @@
+"""The heartbeat: extends the locks of everything in hand, on a thread and connection of its own,
+so that neither a slow claim nor a busy interpreter loses a lock."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from django.db import connections
+
+from django_jobqueue.conf import jobqueue_settings
+from django_jobqueue.models import ProcessingJob
+from django_jobqueue.worker.connection import bookkeeping_connection, is_outage
+from django_jobqueue.worker.hand import Hand
+
+
+class Heartbeat:
+    """Beats until stopped. `on_crash` is told when the thread ends by an error of its own."""
+
+    def __init__(self, hand: Hand, *, database: str, on_crash: Callable[[BaseException], None]):
+        self._hand = hand
+        self._database = database
+        self._on_crash = on_crash
+        self._stopped = threading.Event()
+        # A daemon, so that a hung connection cannot keep the process; `stop` joins it.
+        self._thread = threading.Thread(target=self._run, name="jobqueue-heartbeat", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask the thread to end and wait for it, a second at most."""
+        self._stopped.set()
+        self._thread.join(timeout=1)
+
+    def _run(self) -> None:
+        try:
+            with bookkeeping_connection(self._database, "heartbeat"):
+                while not self._stopped.wait(jobqueue_settings().heartbeat_interval):
+                    self._beat()
+        except BaseException as error:  # noqa: BLE001 - the top of a thread
+            self._on_crash(error)
+
+    def _beat(self) -> None:
+        try:
+            self._extend()
+        except Exception as error:
+            if not is_outage(error):
+                raise
+            # The locks run out by themselves, and each context knows when. Try again next time.
+            connections[self._database].close()
+
+    def _extend(self) -> None:
+        held = self._hand.held()
+        good_until = time.monotonic() + jobqueue_settings().STALE_LOCK_AFTER
+        jobs = [context.job for context in held]
+        extended = set(ProcessingJob.objects.using(self._database).extend_locks(jobs))
+        for context in held:
+            if context.job.pk in extended:
+                context.extended(good_until=good_until)
+            elif self._hand.holds(context.job):  # else it was settled while the statement ran
+                context.lose_lock()
