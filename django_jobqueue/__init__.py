@@ -11,6 +11,7 @@ from django_jobqueue.exceptions import (
     Retry,
     UnknownHandler,
 )
+from django_jobqueue.execution import JobContext
 from django_jobqueue.handlers import handler
 from django_jobqueue.states import Status
 
@@ -20,6 +21,7 @@ __all__ = [
     "DeadLetter",
     "DuplicateHandler",
     "InvalidPayload",
+    "JobContext",
     "JobQueueError",
     "LockLost",
     "NoJobAvailable",

@@ -31,10 +31,14 @@ def check_databases(**_kwargs: Any) -> list[CheckMessage]:
     try:
         vendor = connections[alias].vendor
     except ImproperlyConfigured as error:  # the driver of its backend is not installed
-        return [_not_postgresql(alias, f"cannot be used: {str(error).splitlines()[0]}")]
+        return [_not_postgresql(alias, f"cannot be used: {_first_sentence(error)}")]
     if vendor != _POSTGRESQL:
         return [_not_postgresql(alias, f"is {vendor}")]
     return [] if _has_psycopg3() else [_NO_PSYCOPG3]
+
+
+def _first_sentence(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(".")
 
 
 def _not_postgresql(alias: str, problem: str) -> CheckMessage:

@@ -46,7 +46,8 @@ class Failure:
 
 def described(error: BaseException | str) -> Failure:
     """Describe an exception or a plain text. Never raises, and what it returns can be stored."""
-    if isinstance(error, str):
+    # Asked this way round: `isinstance(error, str)` would read an attribute of the exception.
+    if not isinstance(error, BaseException):
         return _described_text(error)
     try:
         return _described_exception(error)

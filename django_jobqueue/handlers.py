@@ -51,6 +51,8 @@ class EnqueueOptions(TypedDict, total=False):
 class Handler(Generic[P, R]):
     """A registered function. Calling it runs it here and now; `enqueue` makes a job of the call."""
 
+    __name__: str  # the function's
+
     def __init__(
         self,
         function: Callable[P, R],

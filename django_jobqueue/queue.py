@@ -63,7 +63,11 @@ class Rescued:
 
 
 class JobQuerySet(models.QuerySet["ProcessingJob"]):
-    """`ProcessingJob.objects`: every move of a job. Works on `using(alias)`, never on a replica."""
+    """`ProcessingJob.objects`: every move of a job. Works on `using(alias)`, never on a replica.
+
+    Only `requeue_dead_letters` asks what this queryset filters; every other move names its jobs
+    itself and looks at the whole table.
+    """
 
     # --- enqueue -------------------------------------------------------------------------------
 
@@ -269,7 +273,7 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
                 f"Job {pk} is {self.status(pk).label}, not a dead letter."
                 " Only a dead letter can be requeued."
             )
-        return self.using(self._alias).get(pk=pk)
+        return self._rows.get(pk=pk)
 
     def requeue_dead_letters(self) -> int:
         """Send back every dead letter of this queryset, chunk by chunk. dead_letter → pending
@@ -330,7 +334,7 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
 
     def status(self, pk: int) -> Status:
         """Where this job stands, read from the primary. Raises `ProcessingJob.DoesNotExist`."""
-        found = self.using(self._alias).filter(pk=pk).values_list("status", flat=True).first()
+        found = self._rows.filter(pk=pk).values_list("status", flat=True).first()
         if found is None:
             raise self.model.DoesNotExist(f"There is no job {pk}. It may have been pruned.")
         return Status(found)
@@ -356,7 +360,7 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
         )
 
     def _find_by_key(self, new: NewJob) -> ProcessingJob | None:
-        job = self.using(self._alias).filter(idempotency_key=new.idempotency_key).first()
+        job = self._rows.filter(idempotency_key=new.idempotency_key).first()
         return job and _answered(job, new)
 
     def _insert_keyed_behind_savepoint(self, new: NewJob) -> ProcessingJob | None:
@@ -414,7 +418,7 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
         keys = [new.idempotency_key for new, job in zip(new_jobs, made, strict=True) if job is None]
         found = {
             job.idempotency_key: job
-            for job in (self.using(self._alias).filter(idempotency_key__in=keys) if keys else ())
+            for job in (self._rows.filter(idempotency_key__in=keys) if keys else ())
         }
         answers = []
         for new, job in zip(new_jobs, made, strict=True):
@@ -442,11 +446,16 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
         explicit: str | None = self._db  # type: ignore[attr-defined]
         return explicit or router.db_for_write(self.model)
 
+    @property
+    def _rows(self) -> models.QuerySet[ProcessingJob]:
+        """The whole table, on the database of every move."""
+        return self.model._base_manager.using(self._alias)
+
     def _due(
         self, queues: list[str] | None, handlers: list[str] | None, limit: int
     ) -> tuple[str, tuple[Any, ...]]:
         """The SQL that locks the next due jobs and skips those that others have locked."""
-        due = self.using(self._alias).filter(
+        due = self._rows.filter(
             _Sql("status IN ('pending', 'failed')"),
             _Sql("queue <> ALL (ARRAY (SELECT name FROM processing_queues WHERE paused))"),
             available_at__lte=Now(),
@@ -463,9 +472,7 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
     def _move(self, ids: Collection[int], sources: Sequence[Status], **changes: Any) -> list[int]:
         """Change those of these rows that are still in one of the sources, and return their ids."""
         with transaction.atomic(using=self._alias):
-            movable = self.model._base_manager.using(self._alias).filter(
-                pk__in=list(ids), status__in=sources
-            )
+            movable = self._rows.filter(pk__in=list(ids), status__in=sources)
             locked = list(movable.select_for_update().order_by("pk").values_list("pk", flat=True))
             if locked:
                 movable.filter(pk__in=locked).update(**changes)

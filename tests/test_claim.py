@@ -182,7 +182,7 @@ class TestNeverMoreThanTheLimit:
 
     @pytest.fixture
     def hostile_planner(self) -> Any:
-        """20,000 rows in a table that the statistics take for almost empty, and nested loops only."""
+        """20,000 rows in a table that the statistics take for empty, and nested loops only."""
         sql("ALTER TABLE processing_jobs SET (autovacuum_enabled = false)")
         sql("ANALYZE processing_jobs")
         jobs.enqueue_many({"handler": noop} for _number in range(self.ROWS))

@@ -146,7 +146,9 @@ class Coordinator:
         self._nothing_due = False
 
     def _do_chores(self) -> None:
-        if self._rescue_is.due() or self._outage_wait:
+        if self._outage_wait:
+            self._release_strays()
+        if self._rescue_is.due():
             self._jobs.rescue_stale_locks()
         if self._sign_of_life_is.due():
             self._registration.beat(busy_slots=len(self._hand))
@@ -232,6 +234,11 @@ class Coordinator:
             wait = min(wait, self._deadline - time.monotonic())
         return 0.0 if self._done() else wait
 
+    def _release_strays(self) -> None:
+        """A claim may have been committed while its answer was lost with the connection."""
+        locked = self._jobs.filter(status=Status.PROCESSING, locked_by=self.options.name)
+        self._jobs.release([job for job in locked if not self._hand.holds(job)])
+
     def _show_unknown_handlers(self) -> None:
         if self._look_for_unknown_is.due():
             waiting = due_for_unknown_handlers(registry.names(), using=self.options.database)
@@ -259,7 +266,7 @@ class Coordinator:
                 self._give_back(self._hand.held())
                 self._registration.end()
             self._heartbeat.stop()
-            self._executor.stop(wait=0.1)
+            self._executor.stop(wait=0.5)
 
     def _begin_stopping(self, reason: str) -> None:
         if self._stopping:

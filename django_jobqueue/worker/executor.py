@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
+import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
@@ -54,11 +55,12 @@ class Executor:
                 unstarted.append(context)
 
     def stop(self, *, wait: float) -> None:
-        """End the idle threads, waiting `wait` seconds for each. A hung one stays behind."""
+        """End the idle threads, waiting `wait` seconds in all. A hung one stays behind."""
         for _thread in self._threads:
             self._work.put(None)
+        deadline = time.monotonic() + wait
         for thread in self._threads:
-            thread.join(timeout=wait)
+            thread.join(timeout=max(0.0, deadline - time.monotonic()))
 
     def _run(self) -> None:
         try:

@@ -1,0 +1,33 @@
+# The two commands: make demo, make check. Each makes its own .venv when there is none.
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+INSTALLED := $(VENV)/installed
+# A folder to import instead of the example's inbox: make demo FOLDER=/usr/share/doc
+FOLDER ?=
+
+.PHONY: demo check format clean
+
+demo: $(INSTALLED)
+	$(RUN) manage.py demo $(FOLDER)
+
+check: $(INSTALLED)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	$(RUN) manage.py makemigrations --check --dry-run
+	$(RUN) -m pytest -n 2
+
+format: $(INSTALLED)
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+clean:
+	rm -rf $(VENV) .tox .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist var
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(INSTALLED): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $(INSTALLED)

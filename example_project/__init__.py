@@ -1,0 +1,1 @@
+"""An example of a project that uses django-jobqueue: documents that are read by jobs."""

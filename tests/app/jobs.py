@@ -1,0 +1,148 @@
+"""The handlers of all tests, each doing one thing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from django.db import connection, transaction
+
+from django_jobqueue import DeadLetter, Retry, handler
+from django_jobqueue.execution import JobContext
+
+_LONGEST_WAIT = 60
+
+
+def at_once(attempts: int) -> float:
+    """A backoff of nothing: tests do not wait."""
+    return 0
+
+
+@handler
+def add(a: int, b: int = 1) -> int:
+    """The plainest handler with a result."""
+    return a + b
+
+
+@handler
+async def add_async(a: int, b: int = 1) -> int:
+    """The same, as a coroutine function."""
+    return a + b
+
+
+@handler
+def noop() -> None:
+    """Nothing."""
+
+
+@handler
+def echo(value: Any) -> Any:
+    """Return what was given."""
+    return value
+
+
+@handler
+def fail(message: str = "broken") -> None:
+    """Fail every time, and wait the default backoff."""
+    raise ValueError(message)
+
+
+@handler(backoff=at_once)
+def fail_at_once(message: str = "broken") -> None:
+    """Fail every time, and be due again at once."""
+    raise ValueError(message)
+
+
+@handler(backoff=at_once, takes_context=True)
+def flaky(context: JobContext, until: int) -> int:
+    """Fail before attempt number `until`, then return the attempt."""
+    if context.attempt < until:
+        raise ValueError(f"attempt {context.attempt} fails")
+    return context.attempt
+
+
+@handler
+def refuse(reason: str) -> None:
+    """Ask for a person."""
+    raise DeadLetter(reason)
+
+
+@handler
+def again(after: float) -> None:
+    """Ask for a retry."""
+    raise Retry(after=after)
+
+
+@handler
+def sleep(seconds: float) -> None:
+    """Take a while."""
+    time.sleep(seconds)
+
+
+@handler(takes_context=True)
+def touch(context: JobContext, path: str) -> None:
+    """Append `<pid> <job_id> <attempt>` to a file. Processes may do so at the same time."""
+    line = f"{os.getpid()} {context.job_id} {context.attempt}\n"
+    # One write to a file opened for appending: lines of several processes never mix.
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(file, line.encode())
+    finally:
+        os.close(file)
+
+
+@handler
+def wait_for(path: str) -> None:
+    """Run until a file exists."""
+    give_up = time.monotonic() + _LONGEST_WAIT
+    while not Path(path).exists():
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"{path} did not appear within {_LONGEST_WAIT} s")
+        time.sleep(0.01)
+
+
+@handler
+def kill_worker() -> None:
+    """Take the whole process down, as the kernel does when memory is short."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@handler
+def raise_exit() -> None:
+    """Try to end the process."""
+    raise SystemExit(3)
+
+
+@handler(queue="mail", priority=10, max_attempts=2)
+def mail(to: str) -> str:
+    """A handler with defaults of its own."""
+    return f"mailed {to}"
+
+
+@handler
+def leave_transaction_open() -> None:
+    """Enter a transaction and never leave it."""
+    # `__enter__` without a `with` is the mistake this stands for.
+    transaction.atomic().__enter__()
+    _query()
+
+
+@handler
+def leave_autocommit_off() -> None:
+    """The same mistake by the other way."""
+    transaction.set_autocommit(False)
+    _query()
+
+
+@handler
+def close_connection() -> None:
+    """Close the thread's connection, as a handler that forks or cleans up may."""
+    connection.close()
+
+
+def _query() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1")

@@ -1,0 +1,410 @@
+"""The worker: real threads on a real database, driven from the test's own thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from django_jobqueue import Status, signals
+from django_jobqueue.models import JobAttempt, ProcessingJob, Worker
+from django_jobqueue.worker import Coordinator, Summary, WorkerOptions
+from tests.app.jobs import (
+    add,
+    add_async,
+    again,
+    close_connection,
+    echo,
+    fail,
+    fail_at_once,
+    flaky,
+    leave_transaction_open,
+    mail,
+    noop,
+    raise_exit,
+    refuse,
+    sleep,
+    touch,
+    wait_for,
+)
+from tests.racing import in_thread
+from tests.rows import WORKER_B, make_stale, sql
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+jobs = ProcessingJob.objects
+
+
+def burst(**options: Any) -> Summary:
+    return Coordinator(WorkerOptions(burst=True, **options)).run()
+
+
+@contextmanager
+def working(*, stop_at_the_end: bool = True, **options: Any) -> Iterator[Coordinator]:
+    """A coordinator in a thread of its own, stopped at the end unless the test does it."""
+    coordinator = Coordinator(WorkerOptions(**options))
+    thread = threading.Thread(target=coordinator.run)
+    thread.start()
+    try:
+        yield coordinator
+    finally:
+        if stop_at_the_end:
+            coordinator.stop()
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+
+
+def status_of(job: ProcessingJob) -> Callable[[Status], Callable[[], bool]]:
+    return lambda status: lambda: jobs.status(job.pk) == status
+
+
+def stored(job: ProcessingJob) -> ProcessingJob:
+    return ProcessingJob.objects.get(pk=job.pk)
+
+
+class TestBurst:
+    def test_it_runs_what_is_due_and_ends(self) -> None:
+        due = [add.enqueue(a=number) for number in range(20)]
+        ahead = noop.using(delay=60).enqueue()
+
+        summary = burst(threads=3)
+
+        assert [stored(job).result for job in due] == list(range(1, 21))
+        assert (summary.succeeded, summary.failed, summary.dead_letters) == (20, 0, 0)
+        assert jobs.status(ahead.pk) == Status.PENDING
+
+    def test_it_runs_what_its_jobs_enqueue_and_what_is_due_again_at_once(self) -> None:
+        job = flaky.enqueue(until=3)
+
+        summary = burst()
+
+        assert (stored(job).result, stored(job).attempts) == (3, 3)
+        assert (summary.succeeded, summary.failed) == (1, 2)
+
+    def test_nothing_due_ends_at_once(self) -> None:
+        assert burst().described().startswith("0 succeeded, 0 failed, 0 dead in 0.")
+
+    def test_only_the_named_queues(self) -> None:
+        mailed, other = mail.enqueue(to="a@example.org"), noop.enqueue()
+
+        burst(queues=("mail",))
+
+        assert (stored(mailed).status, stored(other).status) == ("succeeded", "pending")
+
+    def test_max_jobs_ends_it_after_so_many(self) -> None:
+        jobs.enqueue_many({"handler": noop} for _number in range(10))
+
+        Coordinator(WorkerOptions(max_jobs=7, threads=4)).run()
+
+        assert jobs.filter(status=Status.SUCCEEDED).count() == 7
+        assert jobs.filter(status=Status.PENDING).count() == 3
+
+
+class TestVerdicts:
+    def test_each_kind_of_end(self) -> None:
+        ends = {
+            fail.using(max_attempts=1).enqueue(): (Status.DEAD_LETTER, "ValueError: broken"),
+            fail.enqueue(message="no luck"): (Status.FAILED, "ValueError: no luck"),
+            refuse.enqueue(reason="card was closed"): (Status.DEAD_LETTER, "card was closed"),
+            again.enqueue(after=500): (Status.FAILED, "The handler asked for a retry."),
+            raise_exit.enqueue(): (Status.FAILED, "SystemExit: 3"),
+            add_async.enqueue(a=1): (Status.SUCCEEDED, ""),
+        }
+
+        burst(threads=2)
+
+        assert {job: (stored(job).status, stored(job).last_error) for job in ends} == ends
+
+    def test_the_wait_a_handler_asks_for_is_kept(self) -> None:
+        job = again.enqueue(after=500)
+
+        burst()
+
+        (wait,) = sql(
+            "SELECT available_at - ended_at FROM processing_jobs"
+            " JOIN processing_job_attempts ON job_id = processing_jobs.id"
+        )[0]
+        assert wait.total_seconds() == 500
+        assert stored(job).attempts == 1
+
+    def test_a_job_that_always_fails_dies_after_its_attempts(self) -> None:
+        job = fail_at_once.using(max_attempts=3).enqueue()
+
+        summary = burst()
+
+        assert (stored(job).status, stored(job).attempts) == (Status.DEAD_LETTER, 3)
+        assert (summary.failed, summary.dead_letters) == (2, 1)
+        assert job.history.count() == 3
+
+    @pytest.mark.parametrize("value", [0, False, "", [], {}, None])
+    def test_falsy_results_are_kept(self, value: Any) -> None:
+        job = echo.enqueue(value=value)
+
+        burst()
+
+        assert stored(job).result == value
+
+    def test_an_end_the_database_refuses_is_recorded_in_words_it_takes(self) -> None:
+        sql(
+            "CREATE FUNCTION refuse_poison() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            " IF NEW.result = '\"poison\"' OR NEW.last_error LIKE '%%poison%%'"
+            " THEN RAISE 'no poison here'; END IF; RETURN NEW; END $$"
+        )
+        sql(
+            "CREATE TRIGGER refuse_poison BEFORE UPDATE ON processing_jobs"
+            " FOR EACH ROW EXECUTE FUNCTION refuse_poison()"
+        )
+        try:
+            result, failure = echo.enqueue(value="poison"), fail.enqueue(message="poison")
+            fine = noop.enqueue()
+            burst(threads=3)
+        finally:
+            sql("DROP FUNCTION refuse_poison CASCADE")
+
+        assert stored(fine).status == Status.SUCCEEDED
+        assert stored(result).status == Status.DEAD_LETTER
+        assert stored(failure).status == Status.FAILED
+        assert "could not be stored" in stored(result).last_error
+
+
+class TestUnknownHandlers:
+    def test_a_job_nobody_here_knows_is_left_and_shown(self) -> None:
+        sql("INSERT INTO processing_jobs (handler) VALUES ('os.system'), ('os.system')")
+        heard: list[dict[str, int]] = []
+
+        def listen(*, waiting: dict[str, int], **_kwargs: Any) -> None:
+            heard.append(waiting)
+
+        signals.handlers_unknown.connect(listen)
+        try:
+            burst()
+        finally:
+            signals.handlers_unknown.disconnect(listen)
+
+        assert heard == [{"os.system": 2}]
+        assert set(jobs.values_list("status", "attempts")) == {("pending", 0)}
+
+
+class TestStopping:
+    def test_an_idle_worker_stops_at_once(self, settings: Any) -> None:
+        settings.DJANGO_JOBQUEUE = {"POLL_INTERVAL": 60}
+        with working(stop_at_the_end=False) as coordinator:
+            wait_until(Worker.objects.exists)
+            asked = time.monotonic()
+            coordinator.stop()
+        assert time.monotonic() - asked < 1
+
+    def test_what_runs_may_finish(self, tmp_path: Path) -> None:
+        job = wait_for.enqueue(path=str(tmp_path / "go"))
+        with working(stop_at_the_end=False) as coordinator:
+            wait_until(status_of(job)(Status.PROCESSING))
+            coordinator.stop()
+            (tmp_path / "go").touch()
+        assert stored(job).status == Status.SUCCEEDED
+        assert coordinator.summary.released == 0
+
+    def test_nothing_new_is_claimed(self, tmp_path: Path) -> None:
+        running = wait_for.enqueue(path=str(tmp_path / "go"))
+        with working(threads=2, stop_at_the_end=False) as coordinator:
+            wait_until(status_of(running)(Status.PROCESSING))
+            coordinator.stop()
+            wait_until(lambda: coordinator._stopping)
+            late = noop.enqueue()
+            (tmp_path / "go").touch()
+        assert stored(late).status == Status.PENDING
+
+    def test_what_does_not_finish_in_time_is_given_back_with_no_attempt_spent(
+        self, tmp_path: Path
+    ) -> None:
+        job = wait_for.enqueue(path=str(tmp_path / "go"))
+        with working(shutdown_timeout=0.2) as coordinator:
+            wait_until(status_of(job)(Status.PROCESSING))
+            asked = time.monotonic()
+        assert time.monotonic() - asked < 1.2
+        assert (stored(job).status, stored(job).attempts) == (Status.PENDING, 0)
+        assert coordinator.summary.released == 1
+        (tmp_path / "go").touch()
+
+    def test_a_second_stop_gives_it_back_at_once(self, tmp_path: Path) -> None:
+        job = wait_for.enqueue(path=str(tmp_path / "go"))
+        with working(shutdown_timeout=60) as coordinator:
+            wait_until(status_of(job)(Status.PROCESSING))
+            asked = time.monotonic()
+            coordinator.stop()
+        assert time.monotonic() - asked < 1
+        assert stored(job).status == Status.PENDING
+        assert coordinator.summary.at_once
+        (tmp_path / "go").touch()
+
+    def test_a_late_end_of_a_job_given_back_changes_nothing(self, tmp_path: Path) -> None:
+        job = wait_for.enqueue(path=str(tmp_path / "go"))
+        with working(shutdown_timeout=0):
+            wait_until(status_of(job)(Status.PROCESSING))
+        again_claimed = jobs.dequeue(worker=WORKER_B)
+        (tmp_path / "go").touch()
+
+        jobs.complete(again_claimed, "the second one's")
+
+        assert stored(job).result == "the second one's"
+
+
+class TestLocks:
+    def test_a_healthy_job_longer_than_the_lock_is_started_once(
+        self, settings: Any, tmp_path: Path
+    ) -> None:
+        settings.DJANGO_JOBQUEUE = {"STALE_LOCK_AFTER": 0.6, "RESCUE_INTERVAL": 0.1}
+        job = sleep.enqueue(seconds=2)
+
+        with working(threads=2), working(threads=2):
+            wait_until(status_of(job)(Status.SUCCEEDED))
+
+        assert stored(job).attempts == 1
+        assert not JobAttempt.objects.exists()
+
+    def test_a_busy_worker_rescues_too(self, settings: Any, tmp_path: Path) -> None:
+        settings.DJANGO_JOBQUEUE = {"RESCUE_INTERVAL": 0.1}
+        lost = add.using(priority=1).enqueue(a=1)
+        make_stale(jobs.dequeue(worker=WORKER_B))
+        sql("UPDATE processing_jobs SET queue = 'elsewhere'")
+        busy = wait_for.enqueue(path=str(tmp_path / "go"))
+
+        with working(threads=1, queues=("default",)):
+            wait_until(status_of(busy)(Status.PROCESSING))
+            wait_until(status_of(lost)(Status.FAILED))
+            (tmp_path / "go").touch()
+
+    def test_a_lost_lock_is_told_to_the_handler_and_its_end_is_not_recorded(
+        self, settings: Any, tmp_path: Path
+    ) -> None:
+        settings.DJANGO_JOBQUEUE = {"STALE_LOCK_AFTER": 60, "HEARTBEAT_INTERVAL": 0.05}
+        job = wait_for.enqueue(path=str(tmp_path / "go"))
+        with working(threads=1) as coordinator:
+            wait_until(status_of(job)(Status.PROCESSING))
+            make_stale(job)
+            (context,) = coordinator._hand.held()
+            sql("UPDATE processing_jobs SET lock_token = lock_token + 1, locked_by = 'other'")
+            wait_until(lambda: context.lock_lost)
+            (tmp_path / "go").touch()
+        assert (stored(job).status, stored(job).locked_by) == (Status.PROCESSING, "other")
+        assert coordinator.summary.lost == 1
+
+
+class TestSessions:
+    def test_no_transaction_is_open_while_a_handler_runs(self, tmp_path: Path) -> None:
+        job = wait_for.enqueue(path=str(tmp_path / "go"))
+        with working():
+            wait_until(status_of(job)(Status.PROCESSING))
+            states = in_thread(
+                lambda: sql(
+                    "SELECT application_name, state FROM pg_stat_activity"
+                    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                    " AND state LIKE 'idle in transaction%%'"
+                )
+            )
+            (tmp_path / "go").touch()
+        assert states == []
+
+    @pytest.mark.parametrize("spoil", [leave_transaction_open, close_connection])
+    def test_a_handler_that_spoils_its_session_hurts_only_itself(self, spoil: Any) -> None:
+        spoilt = spoil.enqueue()
+        after = [add.enqueue(a=number) for number in range(3)]
+
+        burst(threads=1)
+
+        assert stored(spoilt).status in (Status.SUCCEEDED, Status.FAILED)
+        assert [stored(job).status for job in after] == [Status.SUCCEEDED] * 3
+
+    def test_killed_sessions_are_replaced_and_no_attempt_is_spent(self) -> None:
+        with working(threads=2) as coordinator:
+            wait_until(Worker.objects.exists)
+            for _round in range(3):
+                sql(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE application_name LIKE 'django_jobqueue%%'"
+                )
+                job = noop.enqueue()
+                wait_until(status_of(job)(Status.SUCCEEDED))
+                assert stored(job).attempts == 1
+        assert coordinator.summary.succeeded == 3
+
+    def test_a_claim_whose_answer_was_lost_with_the_connection_costs_no_attempt(self) -> None:
+        with working() as coordinator:
+            wait_until(Worker.objects.exists)
+            job = noop.using(delay=60).enqueue()
+            sql(
+                "UPDATE processing_jobs SET status = 'processing', attempts = 1, lock_token = 1,"
+                " available_at = now(), locked_at = now(), locked_by = %s,"
+                " lock_expires_at = now() + interval '1 hour'",
+                coordinator.options.name,
+            )
+            sql(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE application_name = 'django_jobqueue coordinator'"
+            )
+            wait_until(status_of(job)(Status.SUCCEEDED))
+        assert (stored(job).attempts, stored(job).lock_token) == (1, 2)
+
+    def test_all_sessions_are_closed_at_the_end(self) -> None:
+        noop.enqueue()
+
+        burst(threads=4)
+
+        def others() -> int:
+            return int(
+                sql(
+                    "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'"
+                    " AND datname = current_database() AND pid <> pg_backend_pid()"
+                )[0][0]
+            )
+
+        wait_until(lambda: others() == 0)
+        assert connection.settings_dict["OPTIONS"].get("application_name") is None
+
+
+class TestEveryJobOnce:
+    def test_two_workers_run_each_job_once(self, tmp_path: Path) -> None:
+        effects = tmp_path / "effects"
+        jobs.enqueue_many(
+            {"handler": touch, "payload": {"path": str(effects)}} for _number in range(1_000)
+        )
+
+        with working(threads=8), working(threads=8):
+            wait_until(lambda: not jobs.exclude(status=Status.SUCCEEDED).exists(), timeout=60)
+
+        lines = effects.read_text().splitlines()
+        assert len(lines) == len({line.split()[1] for line in lines}) == 1_000
+
+    def test_the_workers_row_is_there_while_it_runs(self) -> None:
+        with working(threads=3, queues=("a", "b")):
+            row = wait_until(Worker.objects.first)
+        assert row is not None
+        assert (row.slots, row.queues, row.version) == (3, ["a", "b"], "0.1.0")
+        assert not Worker.objects.exists()
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            ({"threads": 0}, "at least 1 thread"),
+            ({"max_jobs": 0}, "max_jobs must be at least 1"),
+            ({"shutdown_timeout": -1}, "0 or more"),
+            ({"shutdown_timeout": float("nan")}, "0 or more"),
+            ({"queues": ("",)}, "queue is empty"),
+        ],
+    )
+    def test_options_without_a_meaning_are_refused(
+        self, options: dict[str, Any], says: str
+    ) -> None:
+        with pytest.raises(ValueError, match=says):
+            WorkerOptions(**options)
+
+    def test_no_two_workers_share_a_name(self) -> None:
+        assert len({WorkerOptions().name for _number in range(100)}) == 100
