@@ -51,4 +51,4 @@ def database_now() -> datetime:
 
 def everything_of(job: ProcessingJob) -> dict[str, Any]:
     """The row as it is, to show that nothing changed."""
-    return ProcessingJob.objects.filter(pk=job.pk).values().get()
+    return dict(ProcessingJob.objects.filter(pk=job.pk).values().get())

@@ -155,7 +155,7 @@ class TestChoice:
     @pytest.mark.parametrize("choice", ["queues", "handlers"])
     def test_a_string_is_not_taken_for_a_collection_of_letters(self, choice: str) -> None:
         with pytest.raises(ValueError, match="must be a collection"):
-            claimed_ids(**{choice: "mail"})
+            jobs.claim(worker=WORKER_A, limit=1, **{choice: "mail"})
 
     def test_a_row_written_by_hand_waits_until_some_worker_knows_its_handler(self) -> None:
         sql("INSERT INTO processing_jobs (handler) VALUES ('os.system')")

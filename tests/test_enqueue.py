@@ -61,7 +61,8 @@ class TestOneJob:
         assert noop.using(available_at=moment).enqueue().available_at == moment
 
     def test_falsy_payload_values_are_stored_as_they_are(self) -> None:
-        for value in (0, False, "", [], {}, None, 0.0):
+        falsy: tuple[Any, ...] = (0, False, "", [], {}, None, 0.0)
+        for value in falsy:
             job = echo.enqueue(value=value)
             stored = ProcessingJob.objects.get(pk=job.pk).payload["value"]
             assert stored == value

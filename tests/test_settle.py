@@ -13,7 +13,7 @@ from django.db import transaction
 from django_jobqueue import InvalidPayload, LockLost, Status, signals
 from django_jobqueue.failure import described
 from django_jobqueue.models import JobAttempt, ProcessingJob
-from django_jobqueue.outcomes import Failed, Refused, Succeeded
+from django_jobqueue.outcomes import Failed, Outcome, Refused, Succeeded
 from tests.app.jobs import add, fail_at_once, noop
 from tests.racing import in_thread
 from tests.rows import WORKER_A, WORKER_B, everything_of, make_due, make_stale, sql
@@ -258,7 +258,7 @@ class TestSettle:
             add.using(max_attempts=1 if number == 3 else 5).enqueue(a=number)
         one, two, three, four = jobs.claim(worker=WORKER_A, limit=4)
         failure = described("broken")
-        outcomes = [
+        outcomes: list[Outcome] = [
             Succeeded(job=one, result={"sum": 1}),
             Failed(job=two, failure=failure, delay=7.5),
             Refused(job=three, failure=failure),

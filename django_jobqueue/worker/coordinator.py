@@ -200,7 +200,7 @@ class Coordinator:
             self._settle_in_spite_of(error, outcomes)
 
     def _settle_in_spite_of(self, error: Exception, outcomes: Sequence[Outcome]) -> None:
-        """One outcome that cannot be stored keeps neither the others nor its own job from an end."""
+        """One outcome that cannot be stored keeps no job from an end, not even its own."""
         if len(outcomes) == 1:
             self._jobs.settle([_storable_instead(outcomes[0], error)])
             return

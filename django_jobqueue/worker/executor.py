@@ -66,7 +66,7 @@ class Executor:
         try:
             while (context := self._work.get()) is not None:
                 self._on_outcome(self._outcome_of(context))
-        except BaseException as error:  # noqa: BLE001 - the top of a thread
+        except BaseException as error:
             self._on_crash(error)
         finally:
             connections.close_all()

@@ -39,7 +39,7 @@ class Heartbeat:
             with bookkeeping_connection(self._database, "heartbeat"):
                 while not self._stopped.wait(jobqueue_settings().heartbeat_interval):
                     self._beat()
-        except BaseException as error:  # noqa: BLE001 - the top of a thread
+        except BaseException as error:
             self._on_crash(error)
 
     def _beat(self) -> None:
