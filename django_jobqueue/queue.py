@@ -106,7 +106,7 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
             max_attempts=max_attempts,
             idempotency_key=idempotency_key,
         )
-        job = self._insert(new) if new.idempotency_key is None else self._insert_keyed(new)
+        job = self._insert_unkeyed(new) if new.idempotency_key is None else self._insert_keyed(new)
         _tell_enqueued([job])
         return job
 
@@ -341,7 +341,7 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
 
     # --- how enqueue inserts -------------------------------------------------------------------
 
-    def _insert(self, new: NewJob) -> ProcessingJob:
+    def _insert_unkeyed(self, new: NewJob) -> ProcessingJob:
         (job,) = self._returned(_INSERT, new.row())
         job.created = True
         return job
@@ -475,7 +475,7 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
             movable = self._rows.filter(pk__in=list(ids), status__in=sources)
             locked = list(movable.select_for_update().order_by("pk").values_list("pk", flat=True))
             if locked:
-                movable.filter(pk__in=locked).update(**changes)
+                self._rows.filter(pk__in=locked, status__in=sources).update(**changes)
         return locked
 
     def _id_chunks(self) -> Iterator[list[int]]:

@@ -12,17 +12,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from django.db.models import TextChoices
+from django.utils.translation import gettext_lazy as _
 
 
 class Status(TextChoices):
     """Where a job stands."""
 
-    PENDING = "pending", "pending"
-    PROCESSING = "processing", "processing"
-    FAILED = "failed", "failed"
-    SUCCEEDED = "succeeded", "succeeded"
-    DEAD_LETTER = "dead_letter", "dead letter"
-    CANCELLED = "cancelled", "cancelled"
+    PENDING = "pending", _("pending")
+    PROCESSING = "processing", _("processing")
+    FAILED = "failed", _("failed")
+    SUCCEEDED = "succeeded", _("succeeded")
+    DEAD_LETTER = "dead_letter", _("dead letter")
+    CANCELLED = "cancelled", _("cancelled")
 
 
 @dataclass(frozen=True, slots=True)

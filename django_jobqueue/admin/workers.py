@@ -1,0 +1,71 @@
+"""The admin of workers: who runs, and who gave no sign for how long. Read-only."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+from django.contrib import admin
+from django.db import router
+from django.db.models import DurationField, ExpressionWrapper, F, QuerySet
+from django.db.models.functions import Now
+from django.http import HttpRequest
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from django_jobqueue.conf import jobqueue_settings
+from django_jobqueue.models import Worker
+
+if TYPE_CHECKING:
+    _Admin = admin.ModelAdmin[Worker]
+else:
+    _Admin = admin.ModelAdmin
+
+
+class AgedWorker(Protocol):
+    """A worker with the age of its heartbeat, by the database's clock."""
+
+    queues: list[str] | None
+    slots: int
+    busy_slots: int
+    heartbeat_age: timedelta
+
+
+class WorkerAdmin(_Admin):
+    """Worker processes."""
+
+    list_display = ("name", "host", "pid", "served_queues", "slots_busy", "heartbeat", "version")
+    fields = (*list_display, "started_at", "heartbeat_at")
+    ordering = ("name",)
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        age = ExpressionWrapper(Now() - F("heartbeat_at"), output_field=DurationField())
+        workers = Worker.objects.using(router.db_for_write(Worker)).annotate(heartbeat_age=age)
+        return workers.order_by("name")
+
+    @admin.display(description=gettext_lazy("queues"))
+    def served_queues(self, worker: AgedWorker) -> str:
+        """The queues it claims from."""
+        return _("every queue") if worker.queues is None else ", ".join(map(str, worker.queues))
+
+    @admin.display(description=gettext_lazy("busy slots"))
+    def slots_busy(self, worker: AgedWorker) -> str:
+        """How many of its slots run a job."""
+        return f"{worker.busy_slots} / {worker.slots}"
+
+    @admin.display(description=gettext_lazy("heartbeat"))
+    def heartbeat(self, worker: AgedWorker) -> str:
+        """How long ago it gave a sign, and whether that is too long."""
+        seconds = max(0, round(worker.heartbeat_age.total_seconds()))
+        text = _("%d s ago") % seconds
+        lost = seconds > jobqueue_settings().STALE_LOCK_AFTER
+        return _("%s: lost?") % text if lost else text

@@ -1,0 +1,1 @@
+"""What people do to jobs in the Django admin."""
