@@ -29,5 +29,5 @@ clean:
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(RUN) -m pip install -qq --disable-pip-version-check --editable '.[dev]'
 	touch $(INSTALLED)

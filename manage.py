@@ -16,4 +16,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:  # also while Django is still being imported
+        sys.exit(130)

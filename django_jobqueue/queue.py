@@ -765,8 +765,8 @@ moved AS (
         available_at = STATEMENT_TIMESTAMP(),
         finished_at = CASE WHEN attempts < max_attempts THEN NULL ELSE STATEMENT_TIMESTAMP() END,
         last_error = format(
-            'Worker lost: %%s took the job at %%s and gave no sign after %%s.', locked_by,
-            locked_at, lock_expires_at
+            'Worker lost: %%s took the job at %%s, and its lock ran out at %%s.', locked_by,
+            date_trunc('second', locked_at), date_trunc('second', lock_expires_at)
         ),
         error_fingerprint = %s,
         {_UNLOCKED}

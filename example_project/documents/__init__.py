@@ -1,0 +1,1 @@
+"""A small library of documents: what is uploaded is read by jobs."""
