@@ -38,13 +38,13 @@ class ProcessingJobAdmin(_Admin):
         "id",
         "status_badge",
         "handler",
+        "short_error",
+        "attempts_of_max",
         "queue",
         "priority",
-        "attempts_of_max",
         "available_at",
         "created_at",
         "finished_at",
-        "short_error",
     )
     list_filter = ("status", job_list.QueueFilter, job_list.HandlerFilter)
     list_per_page = list_max_show_all = job_list.PAGE
