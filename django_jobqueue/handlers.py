@@ -251,7 +251,7 @@ def retry_delay(name: str, attempts: int) -> float:
         return default(attempts)
     try:
         return checked_delay(known.backoff(attempts), what=f"backoff of {name}")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         backoff_broken.send_robust(Handler, name=name, error=error)
         return default(attempts)
 

@@ -53,18 +53,24 @@ def job_failed(*, job: ProcessingJob, outcome: Any, **_kwargs: Any) -> None:
         outcome.delay,
         _first_line(job.last_error),
     )
-    if outcome.failure.traceback:
-        logger.debug("%s, attempt %d:\n%s", _name(job), job.attempts, outcome.failure.traceback)
+    _log_traceback(job, outcome)
 
 
-def job_dead_lettered(*, job: ProcessingJob, error: str, **_kwargs: Any) -> None:
+def job_dead_lettered(*, job: ProcessingJob, outcome: Any, **_kwargs: Any) -> None:
     logger.error(
         "%s is a dead letter after attempt %d of %d: %s",
         _name(job),
         job.attempts,
         job.max_attempts,
-        _first_line(error),
+        _first_line(job.last_error),
     )
+    if outcome is not None:
+        _log_traceback(job, outcome)
+
+
+def _log_traceback(job: ProcessingJob, outcome: Any) -> None:
+    if outcome.failure.traceback:
+        logger.debug("%s, attempt %d:\n%s", _name(job), job.attempts, outcome.failure.traceback)
 
 
 def job_lost(*, job: ProcessingJob, worker: str, since: datetime, **_kwargs: Any) -> None:

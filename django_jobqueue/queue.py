@@ -622,13 +622,13 @@ def _tell_settled(outcome: Outcome, moved: Sequence[Any] | None) -> None:
     elif job.status == Status.FAILED:
         signals.job_failed.send_robust(type(job), job=job, outcome=outcome)
     else:
-        signals.job_dead_lettered.send_robust(type(job), job=job, error=job.last_error)
+        signals.job_dead_lettered.send_robust(type(job), job=job, outcome=outcome)
 
 
 def _tell_rescued(job: ProcessingJob, worker: str, since: datetime) -> None:
     signals.job_lost.send_robust(type(job), job=job, worker=worker, since=since)
     if job.status == Status.DEAD_LETTER:
-        signals.job_dead_lettered.send_robust(type(job), job=job, error=job.last_error)
+        signals.job_dead_lettered.send_robust(type(job), job=job, outcome=None)
 
 
 # --- the statements ----------------------------------------------------------------------------

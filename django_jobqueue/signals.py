@@ -15,7 +15,7 @@ job_enqueued = Signal()  #: job
 job_started = Signal()  #: job; sent on the thread that runs the handler
 job_succeeded = Signal()  #: job, outcome
 job_failed = Signal()  #: job, outcome; it will be retried at job.available_at
-job_dead_lettered = Signal()  #: job, error (text)
+job_dead_lettered = Signal()  #: job, outcome (None: its worker was lost)
 #: job, worker, since; a rescue took it back (a dead letter sends job_dead_lettered too)
 job_lost = Signal()
 job_released = Signal()  #: job

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import django
 import pytest
 
 from tests.run_database import database_for_run, url_of
+
+if TYPE_CHECKING:
+    from django_jobqueue.handlers import Registry
 
 SKIPS_ALLOWED_IN_CI = frozenset[str]({"needs root"})
 """Reasons for which a test may be skipped in CI; any other skip fails the run there."""
@@ -40,6 +43,15 @@ def database_url(django_db_setup: None) -> str:
     from django.db import connection
 
     return url_of(str(connection.settings_dict["NAME"]))
+
+
+@pytest.fixture
+def handlers(monkeypatch: pytest.MonkeyPatch) -> Registry:
+    """The registry, empty for the length of the test."""
+    from django_jobqueue.handlers import registry
+
+    monkeypatch.setattr(registry, "_handlers", {})
+    return registry
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

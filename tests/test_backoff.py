@@ -10,7 +10,7 @@ import pytest
 
 from django_jobqueue import handler
 from django_jobqueue.backoff import Arithmetic
-from django_jobqueue.handlers import Registry, registry, retry_delay
+from django_jobqueue.handlers import Registry, retry_delay
 from django_jobqueue.signals import backoff_broken
 from tests.app.jobs import fail, fail_at_once
 
@@ -26,13 +26,6 @@ def broken_policies() -> Any:
     backoff_broken.connect(listen)
     yield told
     backoff_broken.disconnect(listen)
-
-
-@pytest.fixture
-def handlers(monkeypatch: pytest.MonkeyPatch) -> Registry:
-    """The registry, empty for the length of the test."""
-    monkeypatch.setattr(registry, "_handlers", {})
-    return registry
 
 
 @pytest.mark.parametrize(

@@ -17,20 +17,13 @@ from asgiref.sync import sync_to_async
 
 from django_jobqueue import DeadLetter, LockLost, Retry, handler
 from django_jobqueue.execution import JobContext, execute
-from django_jobqueue.handlers import Registry, registry
+from django_jobqueue.handlers import Registry
 from django_jobqueue.models import ProcessingJob
 from django_jobqueue.outcomes import Failed, Outcome, Refused, Succeeded
 from tests.app import jobs
 from tests.rows import sql
 
 A_MINUTE = 60.0
-
-
-@pytest.fixture
-def handlers(monkeypatch: pytest.MonkeyPatch) -> Registry:
-    """The registry, empty for the length of the test."""
-    monkeypatch.setattr(registry, "_handlers", {})
-    return registry
 
 
 def claimed(name: str, payload: dict[str, Any] | None = None, *, attempt: int = 1) -> JobContext:

@@ -21,13 +21,6 @@ from django_jobqueue.models import ProcessingJob
 from tests.app import jobs, tasks
 
 
-@pytest.fixture
-def handlers(monkeypatch: pytest.MonkeyPatch) -> Registry:
-    """The registry, empty for the length of the test."""
-    monkeypatch.setattr(registry, "_handlers", {})
-    return registry
-
-
 def plain() -> str:
     return "ran"
 

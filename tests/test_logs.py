@@ -14,7 +14,7 @@ from django.dispatch import Signal
 from django_jobqueue import handler, logs, signals
 from django_jobqueue.execution import JobContext, execute
 from django_jobqueue.failure import described
-from django_jobqueue.handlers import Registry, registry
+from django_jobqueue.handlers import Registry
 from django_jobqueue.models import ProcessingJob
 from django_jobqueue.outcomes import Failed, Outcome, Succeeded
 from django_jobqueue.states import Status
@@ -36,13 +36,6 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[tuple[str, str]
         for record in caplog.records
         if record.name == "django_jobqueue"
     ]
-
-
-@pytest.fixture
-def handlers(monkeypatch: pytest.MonkeyPatch) -> Registry:
-    """The registry, empty for the length of the test."""
-    monkeypatch.setattr(registry, "_handlers", {})
-    return registry
 
 
 def claimed(worker: str = WORKER_A) -> ProcessingJob:

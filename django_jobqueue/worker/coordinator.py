@@ -266,7 +266,7 @@ class Coordinator:
                 self._give_back(self._hand.held())
                 self._registration.end()
             self._heartbeat.stop()
-            self._executor.stop(wait=0.5)
+            self.summary.hung = self._executor.stop(wait=0.5)
 
     def _begin_stopping(self, reason: str) -> None:
         if self._stopping:

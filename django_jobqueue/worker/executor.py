@@ -54,13 +54,14 @@ class Executor:
             if context is not None:
                 unstarted.append(context)
 
-    def stop(self, *, wait: float) -> None:
-        """End the idle threads, waiting `wait` seconds in all. A hung one stays behind."""
+    def stop(self, *, wait: float) -> int:
+        """End the idle threads, waiting `wait` seconds in all. Returns how many still hang."""
         for _thread in self._threads:
             self._work.put(None)
         deadline = time.monotonic() + wait
         for thread in self._threads:
             thread.join(timeout=max(0.0, deadline - time.monotonic()))
+        return sum(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:
         try:

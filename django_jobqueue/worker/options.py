@@ -66,8 +66,8 @@ class Summary:
     """What a worker did, counted by how each attempt ended.
 
     `failed` attempts wait for their retry, `released` jobs were given back unfinished, `lost` ones
-    belonged to another worker by the time they ended. `at_once` tells that a second stop cut the
-    shutdown short.
+    belonged to another worker by the time they ended. `hung` handlers were still running when the
+    worker stopped. `at_once` tells that a second stop cut the shutdown short.
     """
 
     succeeded: int = 0
@@ -75,6 +75,7 @@ class Summary:
     dead_letters: int = 0
     released: int = 0
     lost: int = 0
+    hung: int = 0
     seconds: float = 0.0
     at_once: bool = False
 

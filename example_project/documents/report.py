@@ -186,7 +186,7 @@ def _outcome(job: ProcessingJob) -> str:
     status = Status(job.status)
     if status in (Status.SUCCEEDED, Status.DEAD_LETTER):
         return f"{status.label}, attempt {job.attempts} of {job.max_attempts}"
-    return status.label
+    return str(status.label)
 
 
 def _first_line(text: str) -> str:

@@ -146,3 +146,9 @@ def close_connection() -> None:
 def _query() -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1")
+
+
+@handler
+async def hang_async() -> None:
+    """Never return, on a thread that Python waits for at its end."""
+    time.sleep(_LONGEST_WAIT * 10)

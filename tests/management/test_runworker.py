@@ -15,7 +15,18 @@ from django.core.management import CommandError, call_command
 
 from django_jobqueue import Status
 from django_jobqueue.models import ProcessingJob, Worker
-from tests.app.jobs import add, fail, fail_at_once, kill_worker, noop, refuse, touch, wait_for
+from tests.app.jobs import (
+    add,
+    fail,
+    fail_at_once,
+    hang_async,
+    kill_worker,
+    noop,
+    refuse,
+    sleep,
+    touch,
+    wait_for,
+)
 from tests.processes import running_worker
 from tests.projects import environment, project_settings, run_python
 from tests.rows import sql
@@ -207,6 +218,22 @@ class TestSignals:
             assert process.ended(timeout=2) == 1
         assert jobs.status(job.pk) == Status.PENDING
         assert "Traceback" not in process.output
+
+
+@pytest.mark.parametrize(
+    ("hanging", "payload"), [(sleep, {"seconds": 600}), (hang_async, {})], ids=["sync", "async"]
+)
+def test_a_hung_handler_does_not_keep_the_process(
+    worker: Any, hanging: Any, payload: dict[str, Any]
+) -> None:
+    job = hanging.enqueue(**payload)
+    with worker("--shutdown-timeout", "0.2") as process:
+        wait_until(lambda: is_processing(job))
+        process.signal(signal.SIGTERM)
+        assert process.ended(timeout=10) == 0
+    assert jobs.status(job.pk) == Status.PENDING
+    assert "Worker stopped" in process.output
+    assert "Traceback" not in process.output
 
 
 class TestTheMainThread:

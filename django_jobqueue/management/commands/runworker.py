@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import threading
@@ -28,7 +29,17 @@ class Command(BaseCommand):
         "Runs jobs until it is stopped. SIGTERM or Ctrl-C lets running jobs finish;"
         " a second one gives them back at once and exits with code 1."
     )
-    requires_migrations_checks = False
+
+    _hung = 0
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """As a program of its own: the process ends although a handler hangs."""
+        try:
+            super().run_from_argv(argv)
+        except SystemExit as stop:
+            self._leave_hung_handlers(stop.code)
+            raise
+        self._leave_hung_handlers(0)
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         settings = jobqueue_settings()
@@ -77,8 +88,16 @@ class Command(BaseCommand):
         coordinator = Coordinator(_worker_options(**flags))
         with self._log_lines_on_screen(verbosity), _stopped_by_signals(coordinator.stop):
             summary = _run(coordinator)
+        self._hung = summary.hung
         if summary.at_once:
             sys.exit(1)
+
+    def _leave_hung_handlers(self, code: str | int | None) -> None:
+        # Python's own end waits for threads that a hung handler may have started, for ever.
+        if self._hung:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code if isinstance(code, int) else 1)
 
     @contextmanager
     def _log_lines_on_screen(self, verbosity: int) -> Iterator[None]:
