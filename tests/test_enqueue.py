@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import Group
-from django.db import DatabaseError, transaction
+from django.core.handlers.base import BaseHandler
+from django.db import DatabaseError, connection, transaction
+from django.http import HttpRequest, HttpResponse
 
 from django_jobqueue import InvalidPayload, Status, UnknownHandler, signals
 from django_jobqueue.models import ProcessingJob
@@ -342,6 +344,21 @@ class TestTheCallersTransaction:
         after = in_thread(lambda: jobs.claim(worker=WORKER_A, limit=1))
 
         assert (len(before), len(after)) == (0, 1)
+
+    def test_a_request_that_ends_in_an_error_leaves_no_job(self, settings: Any) -> None:
+        def view(_request: HttpRequest) -> HttpResponse:
+            noop.enqueue()
+            raise RuntimeError("the request ends in a 500")
+
+        connection.settings_dict["ATOMIC_REQUESTS"] = True
+        try:
+            handled = BaseHandler().make_view_atomic(view)
+            with pytest.raises(RuntimeError):
+                handled(HttpRequest())
+        finally:
+            connection.settings_dict["ATOMIC_REQUESTS"] = False
+
+        assert count_jobs() == 0
 
     def test_a_database_error_surfaces_where_the_job_was_enqueued(self) -> None:
         with pytest.raises(DatabaseError, match="current transaction"), transaction.atomic():

@@ -12,6 +12,7 @@ from django.db import connection, transaction
 
 from django_jobqueue import DeadLetter, Retry, handler
 from django_jobqueue.execution import JobContext
+from django_jobqueue.models import ProcessingJob
 
 _LONGEST_WAIT = 60
 
@@ -146,6 +147,19 @@ def close_connection() -> None:
 def _query() -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1")
+
+
+@handler
+def count_jobs() -> int:
+    """Ask the database something."""
+    return ProcessingJob.objects.count()
+
+
+@handler
+def kill_own_session() -> None:
+    """Lose the connection to the database in the middle."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
 
 
 @handler

@@ -16,17 +16,6 @@ from tests.rows import sql
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.fixture
-def request_settings() -> Any:
-    """Change the settings that requests use; they are put back."""
-    before = dict(connection.settings_dict)
-    connection.close()
-    yield connection.settings_dict
-    connection.close()
-    connection.settings_dict.clear()
-    connection.settings_dict.update(before)
-
-
 class TestBookkeepingConnection:
     def test_it_is_another_session_with_a_name_and_closed_afterwards(self) -> None:
         usual = sql("SELECT pg_backend_pid()")

@@ -20,10 +20,12 @@ from tests.app.jobs import (
     add_async,
     again,
     close_connection,
+    count_jobs,
     echo,
     fail,
     fail_at_once,
     flaky,
+    kill_own_session,
     leave_transaction_open,
     mail,
     noop,
@@ -310,6 +312,30 @@ class TestSessions:
             )
             (tmp_path / "go").touch()
         assert states == []
+
+    def test_a_server_that_kills_idle_transactions_kills_no_job(self) -> None:
+        name = connection.settings_dict["NAME"]
+        sql(f"ALTER DATABASE {name} SET idle_in_transaction_session_timeout = '100ms'")
+        try:
+            job = sleep.enqueue(seconds=0.5)
+            burst()
+        finally:
+            sql(f"ALTER DATABASE {name} RESET idle_in_transaction_session_timeout")
+
+        assert (stored(job).status, stored(job).attempts) == (Status.SUCCEEDED, 1)
+
+    @pytest.mark.parametrize("max_age", [0, None])
+    def test_a_killed_session_fails_the_job_that_used_it_and_no_other(
+        self, request_settings: dict[str, Any], max_age: int | None
+    ) -> None:
+        request_settings.update(CONN_MAX_AGE=max_age, CONN_HEALTH_CHECKS=True)
+        killed = kill_own_session.enqueue()
+        others = [count_jobs.enqueue() for _number in range(20)]
+
+        burst(threads=2)
+
+        assert stored(killed).status == Status.FAILED
+        assert [stored(job).status for job in others] == [Status.SUCCEEDED] * 20
 
     @pytest.mark.parametrize("spoil", [leave_transaction_open, close_connection])
     def test_a_handler_that_spoils_its_session_hurts_only_itself(self, spoil: Any) -> None:

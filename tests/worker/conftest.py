@@ -1,0 +1,19 @@
+"""What several tests of the worker need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import connection
+
+
+@pytest.fixture
+def request_settings() -> Any:
+    """Change the settings that requests use; they are put back."""
+    before = dict(connection.settings_dict)
+    connection.close()
+    yield connection.settings_dict
+    connection.close()
+    connection.settings_dict.clear()
+    connection.settings_dict.update(before)
