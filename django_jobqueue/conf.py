@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
@@ -44,6 +45,8 @@ class Settings:
     BACKOFF_STEPS: int = 10
     #: The largest payload, in bytes of JSON.
     MAX_PAYLOAD_BYTES: int = 1_048_576
+    #: The largest result, in bytes of JSON.
+    MAX_RESULT_BYTES: int = 16_777_216
     #: How long `prune` keeps succeeded and cancelled jobs. None: for ever.
     RETENTION: float | None = timedelta(days=7).total_seconds()
     #: How long `prune` keeps dead letters. None: for ever.
@@ -64,9 +67,18 @@ class Settings:
 
 def jobqueue_settings() -> Settings:
     """The settings in force. Raises `ImproperlyConfigured` with every problem found."""
+    try:
+        return _checked_once(tuple(_given().items()))
+    except (AttributeError, TypeError):  # no dict, or a value that no setting has: it is a problem
+        raise ImproperlyConfigured(" ".join(setting_problems())) from None
+
+
+@functools.lru_cache(maxsize=8)
+def _checked_once(given: tuple[tuple[str, Any], ...]) -> Settings:
+    """Asked at every move, so that a test may change them; checked once for each set of values."""
     if problems := setting_problems():
         raise ImproperlyConfigured(" ".join(problems))
-    return Settings(**_parsed(_given()))
+    return Settings(**_parsed(dict(given)))
 
 
 def setting_problems() -> list[str]:
@@ -155,6 +167,7 @@ _PARSERS: dict[str, Callable[[object, str], Any]] = {
     "BACKOFF_STEP": _span,
     "BACKOFF_STEPS": _count,
     "MAX_PAYLOAD_BYTES": _count,
+    "MAX_RESULT_BYTES": _count,
     "RETENTION": _optional(_span),
     "DEAD_LETTER_RETENTION": _optional(_span),
 }

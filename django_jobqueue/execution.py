@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import async_to_sync
 
-from django_jobqueue.exceptions import DeadLetter, LockLost, Retry
-from django_jobqueue.failure import Failure, described, message_of
-from django_jobqueue.handlers import Handler, registry, retry_delay
-from django_jobqueue.outcomes import Failed, Outcome, Refused, Succeeded
-from django_jobqueue.payload import checked_json
-from django_jobqueue.values import checked_delay
+from django_jobqueue.conf import jobqueue_settings
+from django_jobqueue.exceptions import LockLost
+from django_jobqueue.failure import described
+from django_jobqueue.handlers import Handler, registry
+from django_jobqueue.outcomes import Outcome, Refused, Succeeded, failed
+from django_jobqueue.payload import checked_result
 
 if TYPE_CHECKING:
     from django_jobqueue.models import ProcessingJob
@@ -80,14 +80,8 @@ def _outcome(context: JobContext) -> Outcome:
         )
     try:
         result = _called(handler, context)
-    except DeadLetter as error:
-        return Refused(job=job, failure=_said(error))
-    except Retry as error:
-        return Failed(job=job, failure=_said(error), delay=_asked_delay(job, error))
     except BaseException as error:
-        return Failed(
-            job=job, failure=described(error), delay=retry_delay(job.handler, job.attempts)
-        )
+        return failed(job, error)
     return _success(job, result)
 
 
@@ -106,22 +100,9 @@ async def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 def _success(job: ProcessingJob, result: Any) -> Outcome:
     try:
-        kept, _text = checked_json(result, what="The result")
+        kept = checked_result(result, limit=jobqueue_settings().MAX_RESULT_BYTES)
     except Exception as error:
         # Its work is done: a retry would do it again and end here again.
         reason = f"The handler finished, but what it returned cannot be kept. {error}"
         return Refused(job=job, failure=described(reason))
     return Succeeded(job=job, result=kept)
-
-
-def _said(error: Exception) -> Failure:
-    """The handler's own words, without the class it used to say them."""
-    failure = described(error)
-    return dataclasses.replace(failure, error=message_of(error) or failure.error)
-
-
-def _asked_delay(job: ProcessingJob, error: Retry) -> float:
-    try:
-        return checked_delay(error.after, what="Retry(after=…)")
-    except (ValueError, AttributeError):  # a subclass may have forgotten to set it
-        return retry_delay(job.handler, job.attempts)

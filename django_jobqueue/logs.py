@@ -136,6 +136,10 @@ def worker_outage(*, error: BaseException, wait: float, **_kwargs: Any) -> None:
     )
 
 
+def worker_step_failed(*, error: BaseException, **_kwargs: Any) -> None:
+    logger.error("A step of the worker's end failed: %s", _first_line(described(error).error))
+
+
 def worker_recovered(**_kwargs: Any) -> None:
     logger.info("The database answers again.")
 
@@ -162,6 +166,7 @@ _RECEIVERS = (
     (signals.worker_stopping, worker_stopping),
     (signals.worker_stopped, worker_stopped),
     (signals.worker_outage, worker_outage),
+    (signals.worker_step_failed, worker_step_failed),
     (signals.worker_recovered, worker_recovered),
     (signals.handlers_unknown, handlers_unknown),
 )

@@ -67,13 +67,20 @@ class ProcessingJob(models.Model):
             ("cancel_processingjob", "Can cancel jobs"),
         )
         indexes = (
-            # Claim: the due jobs of a queue in the order they run. Live rows only.
+            # Claim: the due jobs in the order they run, of one queue and of all. Live rows only.
             models.Index(
                 "queue",
                 F("priority").desc(),
                 "available_at",
                 "id",
                 name="processing_jobs_claim",
+                condition=Q(status__in=CLAIMABLE),
+            ),
+            models.Index(
+                F("priority").desc(),
+                "available_at",
+                "id",
+                name="processing_jobs_claim_any",
                 condition=Q(status__in=CLAIMABLE),
             ),
             # Rescue: what is locked, the stalest first.

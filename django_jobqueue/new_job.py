@@ -35,6 +35,11 @@ class NewJob:
     available_at: datetime | None
     idempotency_key: str | None
 
+    @property
+    def key_order(self) -> str:
+        """Sorts jobs without a key first, the others by their key."""
+        return self.idempotency_key or ""
+
     def row(self) -> tuple[Any, ...]:
         """The values in the order of the columns of the INSERT statements in `queue.py`."""
         return (

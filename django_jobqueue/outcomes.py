@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Union
 
-from django_jobqueue.failure import Failure
+from django_jobqueue.exceptions import DeadLetter, Retry
+from django_jobqueue.failure import Failure, described, message_of
+from django_jobqueue.handlers import retry_delay
+from django_jobqueue.values import checked_delay
 
 if TYPE_CHECKING:
     from django_jobqueue.models import ProcessingJob
@@ -40,3 +44,27 @@ class Refused:
 
 
 Outcome = Union[Succeeded, Failed, Refused]  # noqa: UP007 - evaluated at run time on Python 3.10
+
+
+def failed(job: ProcessingJob, error: BaseException | str) -> Failed | Refused:
+    """What an error makes of an attempt: `DeadLetter` refuses, `Retry` names its delay, any other
+    error waits as long as the handler's backoff says."""
+    if isinstance(error, DeadLetter):
+        return Refused(job=job, failure=_said(error))
+    if isinstance(error, Retry):
+        return Failed(job=job, failure=_said(error), delay=_asked_delay(job, error))
+    delay = retry_delay(job.handler, job.attempts)
+    return Failed(job=job, failure=described(error), delay=delay)
+
+
+def _said(error: Exception) -> Failure:
+    """The handler's own words, without the class it used to say them."""
+    failure = described(error)
+    return dataclasses.replace(failure, error=message_of(error) or failure.error)
+
+
+def _asked_delay(job: ProcessingJob, error: Retry) -> float:
+    try:
+        return checked_delay(error.after, what="Retry(after=…)")
+    except (ValueError, AttributeError):  # a subclass may have forgotten to set it
+        return retry_delay(job.handler, job.attempts)

@@ -36,12 +36,15 @@ def checked_payload(payload: object, *, limit: int) -> tuple[dict[str, Any], str
             f" not {type(payload).__name__}."
         )
     kept, text = checked_json(payload, what="payload")
-    if (size := len(text.encode())) > limit:
-        raise InvalidPayload(
-            f"The payload takes {size:,} bytes as JSON. The limit (MAX_PAYLOAD_BYTES) is {limit:,}."
-            " Store the data elsewhere and pass its key."
-        )
+    _check_size(text, "payload", limit, "MAX_PAYLOAD_BYTES")
     return kept, text
+
+
+def checked_result(result: object, *, limit: int) -> Any:
+    """What a handler returned, as it will come back: of at most `limit` bytes as JSON."""
+    kept, text = checked_json(result, what="The result")
+    _check_size(text, "result", limit, "MAX_RESULT_BYTES")
+    return kept
 
 
 def checked_json(value: Any, *, what: str) -> tuple[Any, str]:
@@ -57,6 +60,14 @@ def checked_json(value: Any, *, what: str) -> tuple[Any, str]:
     except (TypeError, ValueError, RecursionError):
         pass
     return _normalised_json(value, what)
+
+
+def _check_size(text: str, what: str, limit: int, setting: str) -> None:
+    if (size := len(text.encode())) > limit:
+        raise InvalidPayload(
+            f"The {what} takes {size:,} bytes as JSON. The limit ({setting}) is {limit:,}."
+            " Store the data elsewhere and pass its key."
+        )
 
 
 def _normalised_json(value: Any, what: str) -> tuple[Any, str]:

@@ -1,19 +1,22 @@
 """The moves of a job. Every change of `status` stands in this file, and nowhere else.
 
-Each move is one guarded statement that returns what really changed. A claim raises `lock_token`;
-who ends, extends or releases it must show that token, so that a worker that lost its lock changes
-nothing, however late it comes. PostgreSQL's clock is the only one.
+The guards of a move stand in its statements, and it returns what really changed. A claim raises
+`lock_token`; who ends, extends or releases it must show that token, so that a worker that lost its
+lock changes nothing, however late it comes. PostgreSQL's clock is the only one.
 
 Raw SQL stands where the ORM has no words for it: `ON CONFLICT` with an answer, `RETURNING`, data-
-modifying CTEs. Every value is a parameter. Rows are locked in the order of their id (two statements
-that lock the same rows cannot wait for each other); rows to end are looked up by primary key alone,
-because the statistics say that no row is `processing` and would lead the planner to a scan.
+modifying CTEs. Every value is a parameter. A statement that waits for row locks takes them in the
+order of ids, so that no two wait for each other in a circle; the others skip what is locked. Rows
+to end are looked up by primary key alone, because the statistics say that no row is `processing`
+and would lead the planner to a scan. Locks are NO KEY ones: a row that refers to a job by a foreign
+key stands in nobody's way.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
@@ -33,10 +36,10 @@ from django_jobqueue.exceptions import (
     NotDeadLetter,
 )
 from django_jobqueue.failure import described
-from django_jobqueue.handlers import Handler, retry_delay
+from django_jobqueue.handlers import Handler
 from django_jobqueue.new_job import NewJob, checked_new_job, checked_new_jobs
-from django_jobqueue.outcomes import Failed, Outcome, Refused, Succeeded
-from django_jobqueue.payload import checked_json
+from django_jobqueue.outcomes import Failed, Outcome, Refused, Succeeded, failed
+from django_jobqueue.payload import checked_result
 from django_jobqueue.states import CANCEL, PRUNABLE, REQUEUE, Status
 from django_jobqueue.values import checked_delay, checked_name
 
@@ -65,8 +68,8 @@ class Rescued:
 class JobQuerySet(models.QuerySet["ProcessingJob"]):
     """`ProcessingJob.objects`: every move of a job. Works on `using(alias)`, never on a replica.
 
-    Only `requeue_dead_letters` asks what this queryset filters; every other move names its jobs
-    itself and looks at the whole table.
+    Only `requeue_dead_letters` acts on what a queryset filters. Every other move names its jobs
+    itself and raises `TypeError` on a filtered queryset.
     """
 
     # --- enqueue -------------------------------------------------------------------------------
@@ -93,7 +96,8 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
         handler or payload are others. No error reaches the caller's transaction, not when two
         callers race either; if the first one rolls back, the second one's job is inserted.
 
-        Raises `UnknownHandler`, `InvalidPayload` and `ValueError`, each before any SQL.
+        Raises `UnknownHandler`, `InvalidPayload` and `ValueError`, each before any SQL, and
+        `JobQueueError` when the key is taken and freed all the time.
         """
         new = checked_new_job(
             jobqueue_settings(),
@@ -127,12 +131,8 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
         position, before any insert.
         """
         new_jobs = checked_new_jobs(jobqueue_settings(), jobs)
-        with transaction.atomic(using=self._alias, savepoint=False):
-            made = [
-                job
-                for chunk in _chunks(new_jobs, _ENQUEUE_CHUNK)
-                for job in self._insert_many(chunk)
-            ]
+        with transaction.atomic(using=self._alias):
+            made = self._answer_taken_keys(new_jobs, self._insert_many(new_jobs))
         _tell_enqueued(made)
         return made
 
@@ -175,7 +175,7 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
         with transaction.atomic(using=self._alias):
             due, due_params = self._due(queues, handlers, limit)
             jobs = self._returned(
-                _CLAIM.format(due=due),
+                _CLAIM.replace("{due}", due),
                 (*due_params, worker, jobqueue_settings().STALE_LOCK_AFTER),
             )
         return sorted(jobs, key=lambda job: (-job.priority, job.available_at, job.pk))
@@ -211,18 +211,19 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
     def complete(self, job: ProcessingJob, result: Any = None) -> None:
         """Record success. processing → succeeded
 
-        Raises `LockLost`, and `InvalidPayload` when the result is not JSON; both change nothing.
+        Raises `LockLost`, and `InvalidPayload` when the result is not JSON or larger than
+        MAX_RESULT_BYTES; both change nothing.
         """
-        kept, _text = checked_json(result, what="result")
+        kept = checked_result(result, limit=jobqueue_settings().MAX_RESULT_BYTES)
         self._settle_one(Succeeded(job=job, result=kept))
 
     def fail(self, job: ProcessingJob, error: BaseException | str) -> None:
         """Record a failed attempt: a retry after the handler's backoff, or a dead letter.
 
-        processing → failed, or dead_letter when no attempt is left. Raises `LockLost`.
+        processing → failed, or dead_letter when no attempt is left or the error is `DeadLetter`.
+        Raises `LockLost`.
         """
-        delay = retry_delay(job.handler, job.attempts)
-        self._settle_one(Failed(job=job, failure=described(error), delay=delay))
+        self._settle_one(failed(job, error))
 
     def settle(self, outcomes: Collection[Outcome]) -> list[int]:
         """Record how many attempts ended, in one fenced statement. processing → as each ended
@@ -268,20 +269,22 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
 
         Raises `NotDeadLetter` and `ProcessingJob.DoesNotExist`.
         """
-        if not self.requeue_many([pk]):
-            raise NotDeadLetter(
-                f"Job {pk} is {self.status(pk).label}, not a dead letter."
-                " Only a dead letter can be requeued."
-            )
-        return self._rows.get(pk=pk)
+        with transaction.atomic(using=self._alias):
+            if self.requeue_many([pk]):
+                return self._rows.get(pk=pk)  # before a worker can see it
+        raise NotDeadLetter(
+            f"Job {pk} is {self.status(pk).label}, not a dead letter."
+            " Only a dead letter can be requeued."
+        )
 
     def requeue_dead_letters(self) -> int:
         """Send back every dead letter of this queryset, chunk by chunk. dead_letter → pending
 
         Returns how many were. Outside a transaction each chunk commits by itself.
         """
-        dead = self.filter(status=Status.DEAD_LETTER)
-        return sum(len(self.requeue_many(ids)) for ids in dead._id_chunks())
+        everything = JobQuerySet(self.model, using=self._alias)
+        dead = self.using(self._alias).filter(status=Status.DEAD_LETTER)
+        return sum(len(everything.requeue_many(ids)) for ids in dead.id_chunks())
 
     def requeue_many(self, ids: Collection[int]) -> list[int]:
         """Send back those of these jobs that are dead letters, and return their ids. → pending"""
@@ -397,34 +400,40 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
             connection.close()
         return row and _answered(self._job_from(row), new)
 
-    def _insert_many(self, new_jobs: Sequence[NewJob]) -> list[ProcessingJob]:
-        columns = [list(column) for column in zip(*(new.row() for new in new_jobs), strict=True)]
-        # Rows are inserted, and so numbered, in the order of the input.
-        inserted = iter(sorted(self._returned(_INSERT_MANY, columns), key=lambda job: job.pk))
-        made: list[ProcessingJob | None] = []
-        waiting = next(inserted, None)
-        for new in new_jobs:
-            if waiting is not None and waiting.idempotency_key == new.idempotency_key:
-                waiting.created = True
-                made.append(waiting)
-                waiting = next(inserted, None)
-            else:
-                made.append(None)
-        return self._answer_taken_keys(new_jobs, made)
+    def _insert_many(self, new_jobs: Sequence[NewJob]) -> list[ProcessingJob | None]:
+        """One job per input, in order; None where the key is taken.
+
+        Ids are drawn in the order of the input, rows are inserted in the order of their keys: two
+        batches with the same keys wait for each other, but never in a circle. All are due from one
+        instant, so that the ids decide which runs first.
+        """
+        drawn = self._execute(_DRAW_IDS, (len(new_jobs),))
+        ids = _first(drawn)
+        by_key = sorted(zip(ids, new_jobs, strict=True), key=lambda pair: pair[1].key_order)
+        inserted: dict[int, ProcessingJob] = {}
+        for chunk in _chunks(by_key, _ENQUEUE_CHUNK):
+            columns = zip(*((pk, *new.row()) for pk, new in chunk), strict=True)
+            now = drawn[0][1]
+            for job in self._returned(_INSERT_MANY, (now, *map(list, columns))):
+                job.created = True
+                inserted[job.pk] = job
+        return [inserted.get(pk) for pk in ids]
 
     def _answer_taken_keys(
         self, new_jobs: Sequence[NewJob], made: Sequence[ProcessingJob | None]
     ) -> list[ProcessingJob]:
-        keys = [new.idempotency_key for new, job in zip(new_jobs, made, strict=True) if job is None]
+        taken = [new for new, job in zip(new_jobs, made, strict=True) if job is None]
         found = {
             job.idempotency_key: job
-            for job in (self._rows.filter(idempotency_key__in=keys) if keys else ())
+            for chunk in _chunks(taken, CHUNK)
+            for job in self._rows.filter(idempotency_key__in=[new.idempotency_key for new in chunk])
         }
         answers = []
         for new, job in zip(new_jobs, made, strict=True):
             if job is None:
                 holder = found.get(new.idempotency_key)
-                job = _answered(holder, new) if holder else self._insert_keyed(new)
+                # A copy: two inputs with this key may differ from it in different ways.
+                job = _answered(copy(holder), new) if holder else self._insert_keyed(new)
             answers.append(job)
         return answers
 
@@ -449,6 +458,7 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
     @property
     def _rows(self) -> models.QuerySet[ProcessingJob]:
         """The whole table, on the database of every move."""
+        self._refuse_filters()
         return self.model._base_manager.using(self._alias)
 
     def _due(
@@ -457,14 +467,16 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
         """The SQL that locks the next due jobs and skips those that others have locked."""
         due = self._rows.filter(
             _Sql("status IN ('pending', 'failed')"),
-            _Sql("queue <> ALL (ARRAY (SELECT name FROM processing_queues WHERE paused))"),
+            _Sql(_NOT_PAUSED),
             available_at__lte=Now(),
         )
         if queues is not None:
             due = due.filter(queue__in=queues)
         if handlers is not None:
             due = due.filter(handler__in=handlers)
-        due = due.order_by("-priority", "available_at", "pk").select_for_update(skip_locked=True)
+        due = due.order_by("-priority", "available_at", "pk").select_for_update(
+            skip_locked=True, no_key=True
+        )
         compiler = due.values("id")[:limit].query.get_compiler(using=self._alias)
         sql, params = compiler.as_sql()
         return sql, tuple(params)
@@ -473,14 +485,16 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
         """Change those of these rows that are still in one of the sources, and return their ids."""
         with transaction.atomic(using=self._alias):
             movable = self._rows.filter(pk__in=list(ids), status__in=sources)
-            locked = list(movable.select_for_update().order_by("pk").values_list("pk", flat=True))
+            locked = list(
+                movable.select_for_update(no_key=True).order_by("pk").values_list("pk", flat=True)
+            )
             if locked:
                 self._rows.filter(pk__in=locked, status__in=sources).update(**changes)
         return locked
 
-    def _id_chunks(self) -> Iterator[list[int]]:
+    def id_chunks(self) -> Iterator[list[int]]:
         """The ids of this queryset in ascending chunks, each read when the one before is done."""
-        ordered = self.using(self._alias).order_by("pk").values_list("pk", flat=True)
+        ordered = self.order_by("pk").values_list("pk", flat=True)
         chunk = list(ordered[:CHUNK])
         while chunk:
             yield chunk
@@ -501,14 +515,23 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
             gone += len(rows)
         return gone
 
+    def _refuse_filters(self) -> None:
+        # Or `filter(queue="mail").prune()` would prune every queue.
+        if self.query.where or self.query.is_sliced:
+            raise TypeError(
+                "This move does not look at filters: call it on ProcessingJob.objects, with"
+                " using(alias) at most. For dead letters there is requeue_dead_letters()."
+            )
+
     def _execute(self, sql: str, params: Sequence[Any]) -> list[tuple[Any, ...]]:
+        self._refuse_filters()
         with connections[self._alias].cursor() as cursor:
             cursor.execute(sql, params)
             rows: list[tuple[Any, ...]] = cursor.fetchall()
         return rows
 
     def _returned(self, sql: str, params: Sequence[Any]) -> list[ProcessingJob]:
-        rows = self._execute(sql.replace("RETURNING *", f"RETURNING {self._columns()}"), params)
+        rows = self._execute(sql.replace("{columns}", self._columns()), params)
         return [self._job_from(row) for row in rows]
 
     def _columns(self) -> str:
@@ -636,57 +659,67 @@ def _tell_rescued(job: ProcessingJob, worker: str, since: datetime) -> None:
 # primary key. The fence compares each row's token with the claim's. `status || ''` keeps the
 # planner from taking "processing" for a rare value and starting from there.
 
+# Filled in by `_returned`.
+_RETURNING = "RETURNING {columns}"
 _UNLOCKED = "locked_at = NULL, locked_by = NULL, lock_expires_at = NULL"
+# The same for the queue: in a project with one queue, the statistics call any condition on it rare.
+_NOT_PAUSED = "queue || '' <> ALL (ARRAY (SELECT name FROM processing_queues WHERE paused))"
 _STILL_PROCESSING = "status || '' = 'processing'"
 _HELD = """held AS MATERIALIZED (
-    SELECT id FROM processing_jobs WHERE id = ANY (%s::bigint[]) ORDER BY id FOR UPDATE
+    SELECT id FROM processing_jobs WHERE id = ANY (%s::bigint[]) ORDER BY id FOR NO KEY UPDATE
 )"""
 _IN_HELD = "id = ANY (ARRAY (SELECT held.id FROM held))"
 
-_NEW_COLUMNS = """
-    (queue, handler, payload, priority, max_attempts, available_at, idempotency_key)
+_NEW_COLUMNS = "queue, handler, payload, priority, max_attempts, available_at, idempotency_key"
+_NEW_VALUES = """
+    new.queue, new.handler, new.payload::jsonb, new.priority, new.max_attempts,
+    COALESCE(new.available_at, {now} + new.delay * interval '1 second'), new.idempotency_key
 """
 _ON_KNOWN_KEY = "ON CONFLICT (idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING"
 # Stricter levels answer a conflict with an invisible row by an error, so nothing is tried there.
 _READ_COMMITTED = "current_setting('transaction_isolation') = 'read committed'"
 
-_INSERT_SELECT = f"""
-INSERT INTO processing_jobs {_NEW_COLUMNS}
-SELECT new.queue, new.handler, new.payload::jsonb, new.priority, new.max_attempts,
-       COALESCE(new.available_at, STATEMENT_TIMESTAMP() + new.delay * interval '1 second'),
-       new.idempotency_key
-"""
 _NEW_ROW = """
 FROM (VALUES (%s::text, %s::text, %s::text, %s::smallint, %s::smallint, %s::timestamptz,
               %s::float8, %s::text))
      AS new (queue, handler, payload, priority, max_attempts, available_at, delay, idempotency_key)
 """
-_INSERT = f"{_INSERT_SELECT} {_NEW_ROW} RETURNING *"
-_INSERT_KEYED_STRICT = f"{_INSERT_SELECT} {_NEW_ROW} {_ON_KNOWN_KEY} RETURNING *"
-_INSERT_KEYED = f"{_INSERT_SELECT} {_NEW_ROW} WHERE {_READ_COMMITTED} {_ON_KNOWN_KEY} RETURNING *"
+_INSERT_NEW = f"""
+INSERT INTO processing_jobs ({_NEW_COLUMNS})
+SELECT {_NEW_VALUES.format(now="STATEMENT_TIMESTAMP()")}
+{_NEW_ROW}
+"""
+_INSERT = f"{_INSERT_NEW} {_RETURNING}"
+_INSERT_KEYED = f"{_INSERT_NEW} WHERE {_READ_COMMITTED} {_ON_KNOWN_KEY} {_RETURNING}"
+_INSERT_KEYED_STRICT = f"{_INSERT_NEW} {_ON_KNOWN_KEY} {_RETURNING}"
+_DRAW_IDS = """
+SELECT nextval(pg_get_serial_sequence('processing_jobs', 'id')), STATEMENT_TIMESTAMP()
+FROM generate_series(1, %s)
+"""
 _INSERT_MANY = f"""
-{_INSERT_SELECT}
-FROM unnest(%s::text[], %s::text[], %s::text[], %s::smallint[], %s::smallint[],
+INSERT INTO processing_jobs (id, {_NEW_COLUMNS})
+SELECT new.id, {_NEW_VALUES.format(now="%s::timestamptz")}
+FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::smallint[], %s::smallint[],
             %s::timestamptz[], %s::float8[], %s::text[]) WITH ORDINALITY
-     AS new (queue, handler, payload, priority, max_attempts, available_at, delay,
+     AS new (id, queue, handler, payload, priority, max_attempts, available_at, delay,
              idempotency_key, position)
 WHERE new.idempotency_key IS NULL OR {_READ_COMMITTED}
 ORDER BY new.position
 {_ON_KNOWN_KEY}
-RETURNING *
+{_RETURNING}
 """
 
 # `due` is materialised and reaches the UPDATE as an array: in any other form a plan may run the
 # locking part again and take more rows than its LIMIT. The column is qualified: should `due` ever
 # have no `id`, that is an error, and not every row's own id.
-_CLAIM = """
-WITH due AS MATERIALIZED ({due})
+_CLAIM = f"""
+WITH due AS MATERIALIZED ({{due}})
 UPDATE processing_jobs
 SET status = 'processing', attempts = attempts + 1, lock_token = lock_token + 1,
     locked_at = STATEMENT_TIMESTAMP(), locked_by = %s,
     lock_expires_at = STATEMENT_TIMESTAMP() + %s * interval '1 second'
 WHERE id = ANY (ARRAY (SELECT due.id FROM due))
-RETURNING *
+{_RETURNING}
 """
 
 _EXTEND = f"""
@@ -757,7 +790,7 @@ WITH stale AS MATERIALIZED (
     WHERE status = 'processing' AND lock_expires_at < STATEMENT_TIMESTAMP()
     ORDER BY lock_expires_at, id
     LIMIT %s
-    FOR UPDATE SKIP LOCKED
+    FOR NO KEY UPDATE SKIP LOCKED
 ),
 moved AS (
     UPDATE processing_jobs

@@ -28,5 +28,6 @@ worker_started = Signal()  #: options, handlers
 worker_stopping = Signal()  #: running, reason
 worker_stopped = Signal()  #: summary
 worker_outage = Signal()  #: error, wait (seconds)
+worker_step_failed = Signal()  #: error; while stopping, the worker goes on with its end
 worker_recovered = Signal()
 handlers_unknown = Signal()  #: waiting (mapping of handler name to a bounded count)

@@ -10,17 +10,18 @@ from django.db.models.functions import Now
 from django_jobqueue.models import ProcessingJob
 from django_jobqueue.states import CLAIMABLE
 
-_COUNTED = 1_000
+_LOOKED_AT = 1_000
 
 
-def due_for_unknown_handlers(known: Collection[str], *, using: str) -> dict[str, int]:
-    """How many due jobs wait for each handler that is not among the known, counting 1,000 at most.
+def due_for_unknown_handlers(
+    known: Collection[str], *, queues: Collection[str] | None, using: str
+) -> dict[str, int]:
+    """How many of the next 1,000 due jobs wait for each handler that is not among the known.
 
-    Cheap when nothing else is due, which is when a worker asks.
+    That is all of them when a worker asks that has just found nothing to claim.
     """
-    unknown = (
-        ProcessingJob.objects.using(using)
-        .filter(status__in=CLAIMABLE, available_at__lte=Now())
-        .exclude(handler__in=known)
-    )
-    return dict(Counter(unknown.values_list("handler", flat=True)[:_COUNTED]))
+    due = ProcessingJob.objects.using(using).filter(status__in=CLAIMABLE, available_at__lte=Now())
+    if queues is not None:
+        due = due.filter(queue__in=queues)
+    next_due = due.order_by("-priority", "available_at", "pk").values_list("handler", flat=True)
+    return dict(Counter(name for name in next_due[:_LOOKED_AT] if name not in known))

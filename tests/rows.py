@@ -10,6 +10,7 @@ from django.db.models import F
 from django.db.models.functions import Now
 
 from django_jobqueue.models import ProcessingJob
+from tests.waiting import wait_until
 
 WORKER_A, WORKER_B = "worker-a", "worker-b"
 
@@ -47,6 +48,20 @@ def count_jobs() -> int:
 def database_now() -> datetime:
     now: datetime = sql("SELECT clock_timestamp()")[0][0]
     return now
+
+
+def wait_until_somebody_waits_for_a_lock() -> None:
+    """Return when another session waits for a row this one has locked."""
+
+    def waits() -> bool:
+        # Within a transaction the view shows what it showed the first time.
+        sql("SELECT pg_stat_clear_snapshot()")
+        blocked = (
+            "SELECT 1 FROM pg_stat_activity WHERE pg_backend_pid() = ANY (pg_blocking_pids(pid))"
+        )
+        return bool(sql(blocked))
+
+    wait_until(waits)
 
 
 def everything_of(job: ProcessingJob) -> dict[str, Any]:

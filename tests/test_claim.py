@@ -14,7 +14,7 @@ from django_jobqueue import NoJobAvailable, Status
 from django_jobqueue.models import ProcessingJob, Queue
 from tests.app.jobs import add, mail, noop
 from tests.racing import in_thread, together
-from tests.rows import WORKER_A, WORKER_B, count_jobs, database_now, make_stale, sql
+from tests.rows import WORKER_A, WORKER_B, database_now, make_stale, sql
 
 jobs = ProcessingJob.objects
 
@@ -253,21 +253,3 @@ class TestClaimsAtTheSameTime:
             taken = in_thread(lambda: jobs.dequeue(worker=WORKER_B))
 
         assert taken.pk == second.pk
-
-
-@pytest.mark.django_db(transaction=True)
-def test_the_plan_of_a_claim_names_its_index_on_a_table_of_mostly_finished_rows() -> None:
-    sql(
-        "INSERT INTO processing_jobs (handler, status, finished_at)"
-        " SELECT 'tests.app.jobs.noop', 'succeeded', now() FROM generate_series(1, 50000)"
-    )
-    jobs.enqueue_many({"handler": noop} for _number in range(50))
-    sql("ANALYZE processing_jobs")
-
-    with transaction.atomic():
-        due, params = jobs.all()._due(["default"], ["tests.app.jobs.noop"], 10)
-        plan = "\n".join(line for (line,) in sql(f"EXPLAIN {due}", *params))
-
-    assert "processing_jobs_claim" in plan
-    assert "Seq Scan on processing_jobs" not in plan
-    assert count_jobs() == 50_050

@@ -17,7 +17,14 @@ from django_jobqueue import InvalidPayload, Status, UnknownHandler, signals
 from django_jobqueue.models import ProcessingJob
 from tests.app.jobs import add, echo, mail, noop
 from tests.racing import in_thread, together
-from tests.rows import WORKER_A, age_finished, count_jobs, database_now, sql
+from tests.rows import (
+    WORKER_A,
+    age_finished,
+    count_jobs,
+    database_now,
+    sql,
+    wait_until_somebody_waits_for_a_lock,
+)
 
 jobs = ProcessingJob.objects
 
@@ -251,13 +258,13 @@ class TestRacesForAKey:
     @pytest.mark.parametrize("first_commits", [True, False])
     def test_the_second_caller_waits_for_the_firsts_transaction(self, first_commits: bool) -> None:
         """Race: both inside atomic(), the same new key; the first one commits or rolls back."""
-        inserted, may_end = threading.Event(), threading.Event()
+        inserted = threading.Event()
 
         def first() -> ProcessingJob | None:
             with transaction.atomic():
                 job = noop.using(idempotency_key="k").enqueue()
                 inserted.set()
-                may_end.wait(timeout=30)
+                wait_until_somebody_waits_for_a_lock()
                 transaction.set_rollback(not first_commits)
             return job
 
@@ -265,7 +272,6 @@ class TestRacesForAKey:
             inserted.wait(timeout=30)
             with transaction.atomic():
                 Group.objects.create(name="order")
-                threading.Timer(0.2, may_end.set).start()
                 job = noop.using(idempotency_key="k").enqueue()
                 Group.objects.create(name="order line")
             return job
@@ -317,6 +323,32 @@ class TestRacesForAKey:
 
         assert [len(pks) for pks in made] == [0] + [100] * callers
         assert count_jobs() <= 1
+
+
+@pytest.mark.django_db(transaction=True)
+class TestBatchesAtTheSameTime:
+    def test_the_same_keys_in_opposite_order_never_deadlock(self) -> None:
+        """Race: two callers' transactions, each with the keys of the other, the other way round."""
+        keys = [f"key-{number}" for number in range(2_000)]
+
+        def enqueue(number: int) -> list[int]:
+            ordered = keys if number else keys[::-1]
+            with transaction.atomic():
+                made = jobs.enqueue_many({"handler": noop, "idempotency_key": k} for k in ordered)
+            return [job.pk for job in made]
+
+        for _round in range(5):
+            one, two = together(2, enqueue)
+            assert one == two[::-1]
+            ProcessingJob.objects.all().delete()
+
+    def test_a_batch_runs_in_the_order_it_was_given_whatever_its_keys(self) -> None:
+        keys = [f"key-{number * 7919 % 6000}" for number in range(6_000)]
+
+        made = jobs.enqueue_many({"handler": noop, "idempotency_key": key} for key in keys)
+
+        claimed = jobs.claim(worker=WORKER_A, limit=6_000)
+        assert [job.pk for job in claimed] == [job.pk for job in made]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -445,6 +477,15 @@ class TestMany:
         assert [job.created for job in made] == [False, True, False, True, False]
         assert made[0].pk == made[2].pk
         assert made[1].pk == made[4].pk
+
+    def test_two_inputs_with_a_taken_key_are_compared_each_with_its_own_call(self) -> None:
+        add.using(idempotency_key="k").enqueue(a=1)
+
+        made = jobs.enqueue_many(
+            {"handler": add, "payload": {"a": a}, "idempotency_key": "k"} for a in (1, 2)
+        )
+
+        assert [job.differs for job in made] == [False, True]
 
 
 @pytest.mark.django_db(transaction=True)

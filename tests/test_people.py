@@ -13,7 +13,15 @@ from django_jobqueue import NotDeadLetter, Status, signals
 from django_jobqueue.models import JobAttempt, ProcessingJob
 from tests.app.jobs import add, noop
 from tests.racing import in_thread, together
-from tests.rows import WORKER_A, age_finished, count_jobs, database_now, make_stale, sql
+from tests.rows import (
+    WORKER_A,
+    age_finished,
+    count_jobs,
+    database_now,
+    make_stale,
+    sql,
+    wait_until_somebody_waits_for_a_lock,
+)
 
 jobs = ProcessingJob.objects
 
@@ -168,10 +176,35 @@ def test_a_job_claimed_while_the_cancel_waits_is_not_cancelled() -> None:
         with transaction.atomic():
             jobs.claim(worker=WORKER_A, limit=1)
             cancelled = threads.submit(in_thread, lambda: jobs.cancel(job.pk))
-            sql("SELECT pg_sleep(0.2)")
+            wait_until_somebody_waits_for_a_lock()
         assert cancelled.result(timeout=30) is False
 
     assert jobs.status(job.pk) == Status.PROCESSING
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda few: few.prune(older_than=0),
+        lambda few: few.enqueue("tests.app.jobs.noop"),
+        lambda few: few.enqueue_many([{"handler": "tests.app.jobs.noop"}]),
+        lambda few: few.claim(worker=WORKER_A, limit=1),
+        lambda few: few.rescue_stale_locks(),
+        lambda few: few.cancel(1),
+        lambda few: few.cancel_many([1]),
+        lambda few: few.requeue_dead_letter(1),
+        lambda few: few.requeue_many([1]),
+        lambda few: few.status(1),
+    ],
+)
+def test_a_move_that_does_not_look_at_filters_refuses_them(move: Any) -> None:
+    in_status(Status.SUCCEEDED)
+
+    with pytest.raises(TypeError, match="does not look at filters"):
+        move(jobs.filter(queue="other"))
+
+    assert count_jobs() == 1
 
 
 @pytest.mark.django_db

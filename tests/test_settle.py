@@ -10,13 +10,22 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from django_jobqueue import InvalidPayload, LockLost, Status, signals
+from django_jobqueue import DeadLetter, InvalidPayload, LockLost, Retry, Status, signals
 from django_jobqueue.failure import described
 from django_jobqueue.models import JobAttempt, ProcessingJob
 from django_jobqueue.outcomes import Failed, Outcome, Refused, Succeeded
 from tests.app.jobs import add, fail_at_once, noop
 from tests.racing import in_thread
-from tests.rows import WORKER_A, WORKER_B, everything_of, make_due, make_stale, sql
+from tests.rows import (
+    WORKER_A,
+    WORKER_B,
+    database_now,
+    everything_of,
+    make_due,
+    make_stale,
+    sql,
+    wait_until_somebody_waits_for_a_lock,
+)
 
 jobs = ProcessingJob.objects
 
@@ -47,6 +56,16 @@ class TestSuccess:
         jobs.complete(job, 42)
 
         assert (job.status, job.result, job.locked_by) == (Status.SUCCEEDED, 42, None)
+
+    def test_a_result_past_the_limit_is_refused_and_changes_nothing(self, settings: Any) -> None:
+        settings.DJANGO_JOBQUEUE = {"MAX_RESULT_BYTES": 100}
+        job = claimed()
+        before = everything_of(job)
+
+        with pytest.raises(InvalidPayload, match=r"The limit \(MAX_RESULT_BYTES\) is 100"):
+            jobs.complete(job, "x" * 100)
+
+        assert everything_of(job) == before
 
     def test_a_result_that_is_no_json_is_refused_and_changes_nothing(self) -> None:
         job = claimed()
@@ -79,13 +98,12 @@ class TestFailure:
     def test_the_wait_counts_from_the_databases_time_of_the_failure(self) -> None:
         job = claimed()
         with transaction.atomic():
-            sql("SELECT pg_sleep(0.3)")
+            sql("SELECT pg_sleep(0.01)")  # the transaction began before the failure
+            before = database_now()
             jobs.fail(job, "broken")
-            (now,) = sql("SELECT clock_timestamp()")[0]
+            after = database_now()
 
-        assert job.available_at - now == pytest.approx(
-            timedelta(seconds=30), abs=timedelta(seconds=0.2)
-        )
+        assert before <= job.available_at - timedelta(seconds=30) <= after
 
     def test_a_handlers_own_backoff_is_used(self) -> None:
         fail_at_once.enqueue()
@@ -241,6 +259,25 @@ class TestAWorkerThatLostItsLock:
 
 
 @pytest.mark.django_db
+class TestWhatAHandlerSays:
+    def test_a_dead_letter_is_one_whatever_attempts_are_left(self) -> None:
+        job = claimed()
+
+        jobs.fail(job, DeadLetter("card was closed"))
+
+        assert jobs.status(job.pk) == Status.DEAD_LETTER
+        assert job.last_error == "card was closed"
+
+    def test_a_retry_waits_as_long_as_it_says(self) -> None:
+        job = claimed()
+
+        jobs.fail(job, Retry(after=7))
+
+        (attempt,) = job.history.all()
+        assert job.available_at - attempt.ended_at == timedelta(seconds=7)
+
+
+@pytest.mark.django_db
 class TestALockThatRanOutButWasNotTaken:
     def test_can_still_be_ended_since_nobody_else_has_the_job(self) -> None:
         job = claimed()
@@ -362,6 +399,21 @@ class TestExtendAndRelease:
 
 
 @pytest.mark.django_db(transaction=True)
+def test_a_row_that_refers_to_the_job_does_not_hold_up_its_heartbeat() -> None:
+    """Race: some transaction has inserted a row with a foreign key to the job and is open."""
+    job = claimed()
+
+    with transaction.atomic():
+        JobAttempt.objects.create(
+            job=job, number=1, lock_token=0, outcome="lost", worker="x", started_at=job.created_at
+        )
+        sql("SET CONSTRAINTS ALL IMMEDIATE")
+        extended = in_thread(lambda: jobs.extend_locks([job]))
+
+    assert extended == [job.pk]
+
+
+@pytest.mark.django_db(transaction=True)
 class TestFinishAgainstRescue:
     """Race: two transactions end the same attempt, both opened before either commits."""
 
@@ -392,7 +444,7 @@ class TestFinishAgainstRescue:
             with transaction.atomic():
                 jobs.rescue_stale_locks()
                 late = threads.submit(in_thread, finish)
-                sql("SELECT pg_sleep(0.2)")
+                wait_until_somebody_waits_for_a_lock()
             assert late.result(timeout=30) == "lost"
 
         assert jobs.status(job.pk) == Status.DEAD_LETTER

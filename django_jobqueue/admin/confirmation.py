@@ -13,7 +13,6 @@ import django
 from django.contrib import messages
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.core.exceptions import PermissionDenied
-from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.template.response import TemplateResponse
 from django.urls import reverse
@@ -31,6 +30,7 @@ from django_jobqueue.admin.selection import (
     read_id,
     read_ids,
 )
+from django_jobqueue.queue import JobQuerySet
 from django_jobqueue.states import Status
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _acted(admin: ProcessingJobAdmin, request: HttpRequest, act: Act) -> HttpRes
     return HttpResponseRedirect(list_url(admin, request.GET))
 
 
-def _newest(parts: list[QuerySet[ProcessingJob]]) -> list[ProcessingJob]:
+def _newest(parts: list[JobQuerySet]) -> list[ProcessingJob]:
     newest = [job for part in parts for job in part.only(*NAMED_COLUMNS).order_by("-pk")[:NAMED]]
     return sorted(newest, key=lambda job: -job.pk)[:NAMED]
 

@@ -22,6 +22,7 @@ from django_jobqueue.admin.acts import ACTS, CANCEL, REQUEUE, Act, jobs
 from django_jobqueue.admin.confirmation import confirmation_url, confirmation_view
 from django_jobqueue.admin.selection import UnreadableSelection, read_ids
 from django_jobqueue.models import ProcessingJob
+from django_jobqueue.queue import JobQuerySet
 from django_jobqueue.states import Status
 
 if TYPE_CHECKING:
@@ -122,9 +123,9 @@ class ProcessingJobAdmin(_Admin):
             queryset = queryset.filter(job_list.found_by(search_term))
         return queryset, False
 
-    def matches(self, request: HttpRequest) -> QuerySet[ProcessingJob]:
+    def matches(self, request: HttpRequest) -> JobQuerySet:
         """What the list shows for this query string, on all of its pages."""
-        found: QuerySet[ProcessingJob] = self.get_changelist_instance(request).queryset
+        found: JobQuerySet = self.get_changelist_instance(request).queryset
         return found
 
     @admin.display(description=gettext_lazy("status"))

@@ -2,7 +2,9 @@
 
 What was chosen must not grow between the page that shows it and the click that confirms it. Few
 jobs travel through the form by their ids. Many are pinned by the database's time and the largest id
-when the page was made: what arrived, or died, after that is not part of them.
+when the page was made: what arrived, or died, after that is not part of them. What came into the
+set in another way (somebody requeued an old dead letter) can take a place in it, but never makes it
+larger than the page said.
 """
 
 from __future__ import annotations
@@ -12,13 +14,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from django.db.models import Q, QuerySet
+from django.db.models import Q
 from django.db.models.functions import Now
 from django.utils.dateparse import parse_datetime
 
 from django_jobqueue.admin.acts import VARIOUS, Act, jobs, statuses_of
-from django_jobqueue.models import ProcessingJob
-from django_jobqueue.queue import CHUNK
+from django_jobqueue.queue import CHUNK, JobQuerySet
 from django_jobqueue.states import Status
 from django_jobqueue.values import checked_instant
 
@@ -39,7 +40,7 @@ class Ids:
 
     ids: tuple[int, ...]
 
-    def eligible(self, act: Act) -> list[QuerySet[ProcessingJob]]:
+    def eligible(self, act: Act) -> list[JobQuerySet]:
         """Those the act would move, in parts."""
         return [jobs().filter(pk__in=self.ids, status__in=act.sources)]
 
@@ -62,11 +63,12 @@ class Ids:
 class Matching:
     """All that the filters of a list match and that was there at one moment."""
 
-    matches: QuerySet[ProcessingJob]
+    matches: JobQuerySet
     instant: datetime
     max_id: int
+    most: int = _LARGEST_ID
 
-    def eligible(self, act: Act) -> list[QuerySet[ProcessingJob]]:
+    def eligible(self, act: Act) -> list[JobQuerySet]:
         """Those the act would move, in parts.
 
         One part for each status: the partial indexes serve a single status, and a condition on
@@ -88,14 +90,15 @@ class Matching:
 
     def chunks(self, act: Act) -> Iterator[list[int]]:
         """The ids in chunks, ascending within a part, each read when the one before is done."""
+        left = self.most
         for part in self.eligible(act):
-            ordered = part.order_by("pk").values_list("pk", flat=True)
-            chunk = list(ordered[:CHUNK])
-            while chunk:
-                yield chunk
-                chunk = list(ordered.filter(pk__gt=chunk[-1])[:CHUNK])
+            for chunk in part.id_chunks():
+                yield chunk[:left]
+                left -= len(chunk)
+                if left <= 0:
+                    return
 
-    def _pinned(self) -> QuerySet[ProcessingJob]:
+    def _pinned(self) -> JobQuerySet:
         # A dead letter arrives when it dies, any other job when it is enqueued.
         dead = Q(status=Status.DEAD_LETTER)
         return self.matches.filter(
@@ -104,7 +107,7 @@ class Matching:
         )
 
 
-def matching_now(matches: QuerySet[ProcessingJob]) -> Matching | Ids:
+def matching_now(matches: JobQuerySet) -> Matching | Ids:
     """Everything these filters match at this moment, by the database's time."""
     newest = jobs().order_by("-pk").annotate(now=Now()).values_list("now", "pk").first()
     if newest is None:
@@ -112,7 +115,7 @@ def matching_now(matches: QuerySet[ProcessingJob]) -> Matching | Ids:
     return Matching(matches=matches, instant=newest[0], max_id=newest[1])
 
 
-def matching_then(matches: QuerySet[ProcessingJob], form: Mapping[str, str]) -> Matching:
+def matching_then(matches: JobQuerySet, form: Mapping[str, str]) -> Matching:
     """Everything these filters match, as pinned by the confirmation form.
 
     Raises `UnreadableSelection`.
@@ -121,7 +124,12 @@ def matching_then(matches: QuerySet[ProcessingJob], form: Mapping[str, str]) -> 
         instant = checked_instant(parse_datetime(form.get("instant", "")))
     except ValueError as error:
         raise UnreadableSelection from error
-    return Matching(matches=matches, instant=instant, max_id=read_id(form.get("max_id", "")))
+    return Matching(
+        matches=matches,
+        instant=instant,
+        max_id=read_id(form.get("max_id", "")),
+        most=read_id(form.get("count", "")),
+    )
 
 
 def read_ids(text: str) -> tuple[int, ...]:

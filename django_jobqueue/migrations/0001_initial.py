@@ -190,6 +190,13 @@ class Migration(migrations.Migration):
                         name="processing_jobs_claim",
                     ),
                     models.Index(
+                        models.OrderBy(models.F("priority"), descending=True),
+                        models.F("available_at"),
+                        models.F("id"),
+                        condition=models.Q(("status__in", ("pending", "failed"))),
+                        name="processing_jobs_claim_any",
+                    ),
+                    models.Index(
                         condition=models.Q(("status", "processing")),
                         fields=["lock_expires_at", "id"],
                         name="processing_jobs_locked",

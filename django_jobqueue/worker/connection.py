@@ -20,6 +20,9 @@ _OUTAGE_CLASSES = frozenset(
     }
 )
 
+#: Of class 08, but what a message that is too large gets: it would be too large again.
+_PROTOCOL_VIOLATION = "08P01"
+
 
 @contextmanager
 def bookkeeping_connection(alias: str, role: str) -> Iterator[BaseDatabaseWrapper]:
@@ -47,7 +50,10 @@ def bookkeeping_connection(alias: str, role: str) -> Iterator[BaseDatabaseWrappe
 
 
 def leave_clean() -> None:
-    """After a handler: no connection of this thread carries anything into the next job."""
+    """After a handler: no open transaction and no broken session reaches this thread's next job.
+
+    What was `SET` for a session lives as long as the session, which CONN_MAX_AGE decides.
+    """
     for connection in connections.all(initialized_only=True):
         if connection.connection is None:
             continue
@@ -64,7 +70,7 @@ def is_outage(error: BaseException) -> bool:
     sqlstate = getattr(error.__cause__, "sqlstate", None)
     if sqlstate is None:
         return isinstance(error, (OperationalError, InterfaceError))
-    return str(sqlstate)[:2] in _OUTAGE_CLASSES
+    return sqlstate != _PROTOCOL_VIOLATION and str(sqlstate)[:2] in _OUTAGE_CLASSES
 
 
 def _options(configured: dict[str, Any], role: str) -> dict[str, Any]:
@@ -77,6 +83,7 @@ def _in_transaction(connection: BaseDatabaseWrapper) -> bool:
 
 
 def _throw_away(connection: BaseDatabaseWrapper) -> None:
-    """Close the session and forget the wrapper, whose state says that it is inside a block."""
+    """Close the session, and forget the wrapper, whose state says that it is inside a block."""
     connection.connection.close()
+    connection.close()  # gives a pool its place back
     del connections[connection.alias]

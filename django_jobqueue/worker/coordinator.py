@@ -34,8 +34,9 @@ from django_jobqueue.worker.connection import bookkeeping_connection, is_outage
 from django_jobqueue.worker.executor import Executor
 from django_jobqueue.worker.hand import Hand
 from django_jobqueue.worker.heartbeat import Heartbeat
-from django_jobqueue.worker.options import Summary, WorkerOptions
+from django_jobqueue.worker.options import WorkerOptions
 from django_jobqueue.worker.registration import Registration
+from django_jobqueue.worker.summary import Summary
 
 _SIGN_OF_LIFE_EVERY = 10.0
 _LOOK_FOR_UNKNOWN_EVERY = 60.0
@@ -106,13 +107,21 @@ class Coordinator:
         self._inbox.put(_Stop(reason))
 
     def run(self) -> Summary:
-        """Work until stopped, or until the options say that it is enough."""
+        """Work until stopped, or until the options say that it is enough.
+
+        An error of the worker itself is raised after its jobs were given back.
+        """
         started = time.monotonic()
-        with bookkeeping_connection(self.options.database, "coordinator"), self._threads_running():
-            while not self._done():
-                self._turn()
-        self.summary.seconds = time.monotonic() - started
-        signals.worker_stopped.send_robust(self, summary=self.summary)
+        try:
+            with (
+                bookkeeping_connection(self.options.database, "coordinator"),
+                self._threads_running(),
+            ):
+                while not self._done():
+                    self._turn()
+        finally:
+            self.summary.seconds = time.monotonic() - started
+            signals.worker_stopped.send_robust(self, summary=self.summary)
         return self.summary
 
     # --- the loop ------------------------------------------------------------------------------
@@ -226,13 +235,14 @@ class Coordinator:
     def _idle_seconds(self) -> float:
         if self._outage_wait:
             wait = self._outage_wait
-        elif self._claim_limit():
-            wait = self._look_again_at - time.monotonic() if self._nothing_due else 0.0
+        elif not self._claim_limit():
+            wait = _SIGN_OF_LIFE_EVERY
         else:
-            wait = min(jobqueue_settings().RESCUE_INTERVAL, _SIGN_OF_LIFE_EVERY)
+            wait = self._look_again_at - time.monotonic() if self._nothing_due else 0.0
         if self._stopping:
             wait = min(wait, self._deadline - time.monotonic())
-        return 0.0 if self._done() else wait
+        chores = min(jobqueue_settings().RESCUE_INTERVAL, _SIGN_OF_LIFE_EVERY)
+        return 0.0 if self._done() else min(wait, chores)
 
     def _release_strays(self) -> None:
         """A claim may have been committed while its answer was lost with the connection."""
@@ -241,7 +251,9 @@ class Coordinator:
 
     def _show_unknown_handlers(self) -> None:
         if self._look_for_unknown_is.due():
-            waiting = due_for_unknown_handlers(registry.names(), using=self.options.database)
+            waiting = due_for_unknown_handlers(
+                registry.names(), queues=self.options.queues, using=self.options.database
+            )
             if waiting:
                 signals.handlers_unknown.send_robust(self, waiting=waiting)
 
@@ -261,12 +273,19 @@ class Coordinator:
         try:
             yield
         finally:
-            with self._weathering_outages():
-                self._settle_finished()
-                self._give_back(self._hand.held())
-                self._registration.end()
-            self._heartbeat.stop()
-            self.summary.hung = self._executor.stop(wait=0.5)
+            try:
+                self._leave_nothing_behind()
+            finally:
+                self._heartbeat.stop()
+                self.summary.hung = self._executor.stop(wait=0.5)
+
+    def _leave_nothing_behind(self) -> None:
+        for step in (self._settle_finished, self._give_back_all, self._registration.end):
+            with self._in_spite_of_errors():
+                step()
+
+    def _give_back_all(self) -> None:
+        self._give_back(self._hand.held())
 
     def _begin_stopping(self, reason: str) -> None:
         if self._stopping:
@@ -274,11 +293,14 @@ class Coordinator:
             return
         self._stopping = True
         self._deadline = time.monotonic() + self.options.shutdown_timeout
-        with self._weathering_outages():
-            self._give_back(self._executor.take_back_unstarted())
+        unstarted = self._executor.take_back_unstarted()
+        with self._in_spite_of_errors():
+            self._give_back(unstarted)
         signals.worker_stopping.send_robust(self, running=len(self._hand), reason=reason)
 
     def _give_back(self, contexts: Sequence[JobContext]) -> None:
+        if not contexts:
+            return
         jobs = [context.job for context in contexts]
         self._hand.let_go(jobs)
         self.summary.released += len(self._jobs.release(jobs))
@@ -288,7 +310,7 @@ class Coordinator:
 
     @contextmanager
     def _weathering_outages(self) -> Iterator[None]:
-        """Within, the database may be away: the turn ends, the next one waits a little longer."""
+        """A turn, during which the database may be away: then the next one waits a bit longer."""
         try:
             yield
         except Exception as error:
@@ -303,6 +325,15 @@ class Coordinator:
             if self._outage_wait:
                 self._outage_wait = 0.0
                 signals.worker_recovered.send_robust(self)
+
+    @contextmanager
+    def _in_spite_of_errors(self) -> Iterator[None]:
+        """A last step: when it fails, the locks run out and other workers rescue the jobs."""
+        try:
+            yield
+        except Exception as error:
+            connections[self.options.database].close()
+            signals.worker_step_failed.send_robust(self, error=error)
 
     @property
     def _jobs(self) -> JobQuerySet:

@@ -27,9 +27,13 @@ class Hand:
         return _claim(job) in self._claims
 
     def take(self, contexts: Iterable[JobContext]) -> None:
-        """These claims are held from now on."""
+        """These claims are held from now on. An older claim of the same job has lost its lock."""
         with self._guard:
-            self._claims.update((_claim(context.job), context) for context in contexts)
+            for context in contexts:
+                for (pk, token), older in self._claims.items():
+                    if pk == context.job.pk and token < context.job.lock_token:
+                        older.lose_lock()
+                self._claims[_claim(context.job)] = context
 
     def let_go(self, jobs: Iterable[ProcessingJob]) -> list[JobContext]:
         """These claims are held no more. Returns those that were."""

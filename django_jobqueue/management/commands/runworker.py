@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,16 +31,19 @@ class Command(BaseCommand):
         " a second one gives them back at once and exits with code 1."
     )
 
-    _hung = 0
+    _coordinator: Coordinator | None = None
 
     def run_from_argv(self, argv: list[str]) -> None:
         """As a program of its own: the process ends although a handler hangs."""
+        code = 1
         try:
             super().run_from_argv(argv)
+            code = 0
         except SystemExit as stop:
-            self._leave_hung_handlers(stop.code)
+            code = stop.code if isinstance(stop.code, int) else 1
             raise
-        self._leave_hung_handlers(0)
+        finally:
+            self._leave_hung_handlers(code)
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         settings = jobqueue_settings()
@@ -85,19 +89,21 @@ class Command(BaseCommand):
         )
 
     def handle(self, *, verbosity: int, **flags: Any) -> None:
-        coordinator = Coordinator(_worker_options(**flags))
+        coordinator = self._coordinator = Coordinator(_worker_options(**flags))
         with self._log_lines_on_screen(verbosity), _stopped_by_signals(coordinator.stop):
             summary = _run(coordinator)
-        self._hung = summary.hung
         if summary.at_once:
             sys.exit(1)
 
-    def _leave_hung_handlers(self, code: str | int | None) -> None:
+    def _leave_hung_handlers(self, code: int) -> None:
         # Python's own end waits for threads that a hung handler may have started, for ever.
-        if self._hung:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code if isinstance(code, int) else 1)
+        if self._coordinator is None or not self._coordinator.summary.hung:
+            return
+        if code and (error := sys.exc_info()[1]) and not isinstance(error, SystemExit):
+            traceback.print_exception(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
     @contextmanager
     def _log_lines_on_screen(self, verbosity: int) -> Iterator[None]:
