@@ -10,7 +10,7 @@ FOLDER ?=
 .PHONY: demo check format clean
 
 demo: $(INSTALLED)
-	$(RUN) manage.py demo $(FOLDER)
+	$(RUN) manage.py demo $(if $(FOLDER),"$(FOLDER)")
 
 check: $(INSTALLED)
 	$(RUN) -m ruff check .
@@ -23,11 +23,13 @@ format: $(INSTALLED)
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 
+# Not var: the uploaded files belong to the example's database, which stays too.
 clean:
-	rm -rf $(VENV) .tox .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist var
+	rm -rf $(VENV) .tox .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): pyproject.toml
+	@echo "Installing into $(VENV); this takes about half a minute."
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install -qq --disable-pip-version-check --editable '.[dev]'
 	touch $(INSTALLED)

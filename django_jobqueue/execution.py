@@ -6,6 +6,8 @@ import dataclasses
 import inspect
 import time
 from collections.abc import Coroutine
+from copy import copy
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import async_to_sync
@@ -24,22 +26,30 @@ if TYPE_CHECKING:
 class JobContext:
     """What a handler with `takes_context=True` gets as its first argument.
 
-    `good_until` is the moment (`time.monotonic`) up to which the lock surely holds.
+    `claim` is the job as this worker claimed it, the only one its end is recorded for; what a
+    handler does to `job` changes nothing about that. `good_until` is the moment
+    (`time.monotonic`) up to which the lock surely holds.
     """
 
-    def __init__(self, job: ProcessingJob, *, good_until: float) -> None:
-        self.job = job
+    def __init__(self, claim: ProcessingJob, *, good_until: float) -> None:
+        self.claim = claim
         self._good_until = good_until
         self._lost = False
 
+    @cached_property
+    def job(self) -> ProcessingJob:
+        """A copy of the job, for the handler to read."""
+        return copy(self.claim)
+
     @property
     def job_id(self) -> int:
-        return self.job.pk
+        """The job's id."""
+        return self.claim.pk
 
     @property
     def attempt(self) -> int:
         """1 for the first run since the job was enqueued or requeued."""
-        return self.job.attempts
+        return self.claim.attempts
 
     @property
     def lock_lost(self) -> bool:
@@ -72,12 +82,14 @@ def execute(context: JobContext) -> Outcome:
 
 
 def _outcome(context: JobContext) -> Outcome:
-    job = context.job
+    job = context.claim
     handler = registry.find(job.handler)
     if handler is None:
         return Refused(
             job=job, failure=described(f"No handler named {job.handler!r} is known here.")
         )
+    if job.payload is None:
+        return Refused(job=job, failure=described("This row's payload cannot be read as JSON."))
     try:
         result = _called(handler, context)
     except BaseException as error:
@@ -87,7 +99,7 @@ def _outcome(context: JobContext) -> Outcome:
 
 def _called(handler: Handler[..., Any], context: JobContext) -> Any:
     arguments = (context,) if handler.takes_context else ()
-    returned = handler.function(*arguments, **context.job.payload)
+    returned = handler.function(*arguments, **context.claim.payload)
     return _awaited(returned) if inspect.iscoroutine(returned) else returned
 
 

@@ -52,7 +52,7 @@ def described(error: BaseException | str) -> Failure:
     try:
         return _described_exception(error)
     except BaseException:  # an exception whose own attributes raise must not hide that it happened
-        return _described_text(f"{_class_name(error)}: (its description could not be read)")
+        return _described_text(f"{_name_at_least(error)}: (its description could not be read)")
 
 
 def message_of(error: BaseException) -> str:
@@ -98,6 +98,13 @@ def _class_name(error: BaseException) -> str:
         cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
     )
     return storable(name, length=500)
+
+
+def _name_at_least(error: BaseException) -> str:
+    try:
+        return _class_name(error)
+    except BaseException:  # a metaclass can refuse even that
+        return "An exception"
 
 
 def _traceback(error: BaseException) -> str:

@@ -18,7 +18,7 @@ from django.utils.module_loading import autodiscover_modules
 from django_jobqueue.backoff import Backoff
 from django_jobqueue.conf import jobqueue_settings
 from django_jobqueue.exceptions import DuplicateHandler, InvalidPayload, UnknownHandler
-from django_jobqueue.signals import backoff_broken
+from django_jobqueue.signals import backoff_broken, tell
 from django_jobqueue.values import (
     checked_delay,
     checked_max_attempts,
@@ -101,8 +101,12 @@ class Handler(Generic[P, R]):
             )
         return Call(self, options)
 
-    def enqueue(self, /, **payload: Any) -> ProcessingJob:
+    def enqueue(self, /, *unnamed: object, **payload: Any) -> ProcessingJob:
         """Insert a job in the caller's transaction, with this handler's defaults. → pending"""
+        if unnamed:
+            raise TypeError(
+                f"A payload has names: pass {self.name}{self._signature} its arguments by name."
+            )
         return self.using().enqueue(**payload)
 
     async def aenqueue(self, /, **payload: Any) -> ProcessingJob:
@@ -251,8 +255,8 @@ def retry_delay(name: str, attempts: int) -> float:
         return default(attempts)
     try:
         return checked_delay(known.backoff(attempts), what=f"backoff of {name}")
-    except (Exception, SystemExit) as error:
-        backoff_broken.send_robust(Handler, name=name, error=error)
+    except BaseException as error:
+        tell(backoff_broken, Handler, name=name, error=error)
         return default(attempts)
 
 

@@ -137,7 +137,7 @@ def worker_outage(*, error: BaseException, wait: float, **_kwargs: Any) -> None:
 
 
 def worker_step_failed(*, error: BaseException, **_kwargs: Any) -> None:
-    logger.error("A step of the worker's end failed: %s", _first_line(described(error).error))
+    logger.error("A step of the worker failed: %s", _first_line(described(error).error))
 
 
 def worker_recovered(**_kwargs: Any) -> None:

@@ -5,6 +5,7 @@ Defaults stand in the database, so that plain SQL, and code older than the table
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, ClassVar
 
 from django.db import models
@@ -15,10 +16,13 @@ from django.utils.translation import gettext_lazy as _
 
 from django_jobqueue.queue import JobQuerySet
 from django_jobqueue.states import CLAIMABLE, FINISHED, PRUNABLE, Status
-from django_jobqueue.values import NAME_LENGTH, PRIORITY_RANGE
+from django_jobqueue.values import NAME_LENGTH, PRIORITY_RANGE, YEARS
 
 if TYPE_CHECKING:
     from django.db.models.manager import Manager
+
+EARLIEST = datetime(YEARS[0] - 1, 1, 1, tzinfo=timezone.utc)
+LATEST = datetime(YEARS[1] + 1, 1, 1, tzinfo=timezone.utc)
 
 
 class ProcessingJob(models.Model):
@@ -54,6 +58,8 @@ class ProcessingJob(models.Model):
     created: bool = False
     #: … or found one by its key whose handler or payload are not those of the call.
     differs: bool = False
+    #: On what `claim` returns: the token of that claim, which `refresh_from_db` does not change.
+    claim_token: int | None = None
 
     objects: ClassVar[Manager[ProcessingJob]] = JobQuerySet.as_manager()
 
@@ -153,7 +159,14 @@ class ProcessingJob(models.Model):
                 condition=~Q(queue="") & ~Q(handler="") & ~Q(locked_by="") & ~Q(idempotency_key=""),
             ),
             models.CheckConstraint(
-                name="processing_jobs_lock_token_not_negative", condition=Q(lock_token__gte=0)
+                name="processing_jobs_lock_token_in_range",
+                condition=Q(lock_token__gte=0, lock_token__lt=2**62),
+            ),
+            # Nobody could read a row with an infinite time, and so claim anything behind it.
+            models.CheckConstraint(
+                name="processing_jobs_times_in_range",
+                condition=Q(available_at__gt=EARLIEST, available_at__lt=LATEST)
+                & Q(created_at__gt=EARLIEST, created_at__lt=LATEST),
             ),
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from django_jobqueue.conf import Settings
 from django_jobqueue.exceptions import JobQueueError
-from django_jobqueue.handlers import Handler, registry
+from django_jobqueue.handlers import EnqueueOptions, Handler, registry
 from django_jobqueue.payload import checked_payload
 from django_jobqueue.values import (
     checked_delay,
@@ -19,6 +19,8 @@ from django_jobqueue.values import (
     checked_priority,
     shown,
 )
+
+_ARGUMENTS = ("handler", "payload", *EnqueueOptions.__annotations__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +104,13 @@ def _checked_item(settings: Settings, position: int, item: object) -> NewJob:
     try:
         if not isinstance(item, Mapping) or "handler" not in item:
             raise ValueError(f"A mapping with 'handler' is wanted, not {shown(item)}.")
+        if unknown := item.keys() - _ARGUMENTS:
+            raise ValueError(
+                f"enqueue has no argument {shown(next(iter(unknown)))}."
+                f" Known are: {', '.join(_ARGUMENTS)}."
+            )
         return checked_new_job(settings, **item)
-    except (JobQueueError, ValueError, TypeError) as error:
+    except (JobQueueError, ValueError) as error:
         same_kind = type(error) if isinstance(error, JobQueueError) else ValueError
         raise same_kind(f"Job {position} of the batch: {error} Nothing was enqueued.") from error
 

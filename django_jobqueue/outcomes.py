@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Union
 from django_jobqueue.exceptions import DeadLetter, Retry
 from django_jobqueue.failure import Failure, described, message_of
 from django_jobqueue.handlers import retry_delay
-from django_jobqueue.values import checked_delay
+from django_jobqueue.values import checked_delay, shown
 
 if TYPE_CHECKING:
     from django_jobqueue.models import ProcessingJob
@@ -49,6 +49,8 @@ Outcome = Union[Succeeded, Failed, Refused]  # noqa: UP007 - evaluated at run ti
 def failed(job: ProcessingJob, error: BaseException | str) -> Failed | Refused:
     """What an error makes of an attempt: `DeadLetter` refuses, `Retry` names its delay, any other
     error waits as long as the handler's backoff says."""
+    if not isinstance(error, (BaseException, str)):
+        raise TypeError(f"The error must be an exception or a text, not {shown(error)}.")
     if isinstance(error, DeadLetter):
         return Refused(job=job, failure=_said(error))
     if isinstance(error, Retry):
@@ -66,5 +68,5 @@ def _said(error: Exception) -> Failure:
 def _asked_delay(job: ProcessingJob, error: Retry) -> float:
     try:
         return checked_delay(error.after, what="Retry(after=…)")
-    except (ValueError, AttributeError):  # a subclass may have forgotten to set it
+    except Exception:  # a subclass may do with it what it likes
         return retry_delay(job.handler, job.attempts)

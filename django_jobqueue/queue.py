@@ -41,7 +41,7 @@ from django_jobqueue.new_job import NewJob, checked_new_job, checked_new_jobs
 from django_jobqueue.outcomes import Failed, Outcome, Refused, Succeeded, failed
 from django_jobqueue.payload import checked_result
 from django_jobqueue.states import CANCEL, PRUNABLE, REQUEUE, Status
-from django_jobqueue.values import checked_delay, checked_name
+from django_jobqueue.values import checked_delay, checked_ids, checked_limit, checked_name
 
 if TYPE_CHECKING:
     from django_jobqueue.models import ProcessingJob
@@ -149,6 +149,7 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
 
         Raises `NoJobAvailable`. See `claim`.
         """
+        queues, handlers = _names(queues, "queue"), _names(handlers, "handler")
         for job in self.claim(worker=worker, queues=queues, handlers=handlers, limit=1):
             return job
         raise NoJobAvailable(_nothing_due(queues, handlers))
@@ -168,7 +169,8 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
         counted here; outside a transaction it is committed when this returns.
         """
         worker = checked_name(worker, what="worker")
-        queues, handlers = _names(queues, "queues"), _names(handlers, "handlers")
+        queues, handlers = _names(queues, "queue"), _names(handlers, "handler")
+        limit = checked_limit(limit)
         self.rescue_stale_locks()
         if limit < 1 or queues == [] or handlers == []:
             return []
@@ -178,17 +180,19 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
                 _CLAIM.replace("{due}", due),
                 (*due_params, worker, jobqueue_settings().STALE_LOCK_AFTER),
             )
+        for job in jobs:
+            job.claim_token = job.lock_token
         return sorted(jobs, key=lambda job: (-job.priority, job.available_at, job.pk))
 
     def extend_locks(self, jobs: Collection[ProcessingJob]) -> list[int]:
         """The heartbeat: the locks of these claims are good for their full length again.
 
-        Returns the ids still held. A missing one is lost: whoever runs it should stop. One
-        statement, in the order of ids.
+        Returns the ids extended, by one statement that waits for nobody. A missing one is lost, or
+        its row is locked by somebody's transaction just now.
         """
         if not jobs:
             return []
-        tokens = _tokens(jobs)
+        tokens = self._tokens(jobs)
         seconds = jobqueue_settings().STALE_LOCK_AFTER
         return _first(self._execute(_EXTEND, (list(tokens), seconds, json.dumps(tokens))))
 
@@ -199,11 +203,11 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
         """
         if not jobs:
             return []
-        tokens = _tokens(jobs)
+        tokens = self._tokens(jobs)
         released = set(_first(self._execute(_RELEASE, (list(tokens), json.dumps(tokens)))))
         for job in jobs:
-            if job.pk in released and job.lock_token == tokens[job.pk]:
-                signals.job_released.send_robust(self.model, job=job)
+            if job.pk in released and _token(job) == tokens[job.pk]:
+                signals.tell(signals.job_released, self.model, job=job)
         return sorted(released)
 
     # --- settle --------------------------------------------------------------------------------
@@ -225,23 +229,37 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
         """
         self._settle_one(failed(job, error))
 
-    def settle(self, outcomes: Collection[Outcome]) -> list[int]:
+    def settle(self, outcomes: Collection[Outcome], *, wait: bool = True) -> list[int]:
         """Record how many attempts ended, in one fenced statement. processing → as each ended
 
-        Returns the ids recorded. A lost lock is left out, never an error. Each recorded job has
-        its new values afterwards.
+        Returns the ids recorded; a lost lock is left out, never an error. Each recorded job has
+        its new values afterwards. With `wait=False` a row that somebody has locked is passed over
+        and stays held, and an end that is recorded already, by a statement whose answer was lost,
+        is returned too.
         """
         if not outcomes:
             return []
-        # One claim of a job at most: of two, the older has lost its lock to the newer.
+        self._refuse_other_databases(outcome.job for outcome in outcomes)
         newest = _newest_claims(outcomes, job=lambda outcome: outcome.job)
         verdicts = json.dumps({pk: _verdict(outcome) for pk, outcome in newest.items()})
-        rows = self._execute(_SETTLE, (verdicts, list(newest)))
-        moved = {pk: values for pk, *values in rows}
+        rows = self._execute(_SETTLE if wait else _SETTLE_UNLOCKED, (verdicts, list(newest)))
+        recorded = {pk: values for pk, *values in rows}
+        held = set[int]()
+        if not wait and len(recorded) < len(newest):
+            held = self._look_after(newest, recorded)
+        # One claim of a job at most: of two, the older has lost its lock to the newer.
         for outcome in outcomes:
-            held = newest[outcome.job.pk] is outcome
-            _tell_settled(outcome, moved.get(outcome.job.pk) if held else None)
-        return list(moved)
+            if newest[outcome.job.pk] is not outcome:
+                _tell_settled(outcome, None)
+            elif outcome.job.pk not in held:
+                _tell_settled(outcome, recorded.get(outcome.job.pk))
+        return list(recorded)
+
+    def still_held(self, jobs: Collection[ProcessingJob]) -> set[int]:
+        """The ids whose row still shows this claim: a plain read, which waits for nobody."""
+        tokens = self._tokens(jobs)
+        rows = self._rows.filter(pk__in=tokens, status=Status.PROCESSING)
+        return {pk for pk, token in rows.values_list("pk", "lock_token") if tokens[pk] == token}
 
     # --- rescue --------------------------------------------------------------------------------
 
@@ -287,7 +305,10 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
         return sum(len(everything.requeue_many(ids)) for ids in dead.id_chunks())
 
     def requeue_many(self, ids: Collection[int]) -> list[int]:
-        """Send back those of these jobs that are dead letters, and return their ids. → pending"""
+        """Send back those of these jobs that are dead letters, and return their ids. → pending
+
+        Outside a transaction each chunk of 1,000 commits by itself.
+        """
         moved = self._move(
             ids,
             REQUEUE.sources,
@@ -297,7 +318,7 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
             finished_at=None,
         )
         if moved:
-            signals.jobs_requeued.send_robust(self.model, ids=moved)
+            signals.tell(signals.jobs_requeued, self.model, ids=moved)
         return moved
 
     def cancel(self, pk: int) -> bool:
@@ -314,7 +335,7 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
         """Cancel those of these jobs that wait, and return their ids. → cancelled"""
         moved = self._move(ids, CANCEL.sources, status=Status.CANCELLED, finished_at=Now())
         if moved:
-            signals.jobs_cancelled.send_robust(self.model, ids=moved)
+            signals.tell(signals.jobs_cancelled, self.model, ids=moved)
         return moved
 
     def prune(
@@ -439,11 +460,26 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
 
     # --- how one end is recorded -------------------------------------------------------------
 
+    def _look_after(
+        self, claims: Mapping[int, Outcome], recorded: dict[int, list[Any]]
+    ) -> set[int]:
+        """Add what was recorded before to `recorded`, and return the ids that are still held."""
+        missed = [outcome.job for pk, outcome in claims.items() if pk not in recorded]
+        tokens = self._tokens(missed)
+        rows = self._rows.filter(pk__in=tokens).values_list("pk", "lock_token", *_SETTLED_FIELDS)
+        held = set[int]()
+        for pk, token, *values in rows:
+            if token == tokens[pk] and values[0] == Status.PROCESSING:
+                held.add(pk)
+            elif token == tokens[pk] and values[0] != Status.PENDING:  # that one was given back
+                recorded[pk] = values
+        return held
+
     def _settle_one(self, outcome: Outcome) -> None:
         if not self.settle([outcome]):
             job = outcome.job
             raise LockLost(
-                f"Job {job.pk} is not locked by this claim any more (lock token {job.lock_token}):"
+                f"Job {job.pk} is not locked by this claim any more (lock token {_token(job)}):"
                 " its lock ran out and was taken back, or it has ended. Nothing was changed."
             )
 
@@ -483,11 +519,15 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
 
     def _move(self, ids: Collection[int], sources: Sequence[Status], **changes: Any) -> list[int]:
         """Change those of these rows that are still in one of the sources, and return their ids."""
+        chunks = _chunks(sorted(checked_ids(ids)), CHUNK)
+        return [pk for chunk in chunks for pk in self._move_chunk(chunk, sources, changes)]
+
+    def _move_chunk(
+        self, ids: list[int], sources: Sequence[Status], changes: dict[str, Any]
+    ) -> list[int]:
         with transaction.atomic(using=self._alias):
-            movable = self._rows.filter(pk__in=list(ids), status__in=sources)
-            locked = list(
-                movable.select_for_update(no_key=True).order_by("pk").values_list("pk", flat=True)
-            )
+            movable = self._rows.filter(pk__in=ids, status__in=sources).order_by("pk")
+            locked = list(movable.select_for_update(no_key=True).values_list("pk", flat=True))
             if locked:
                 self._rows.filter(pk__in=locked, status__in=sources).update(**changes)
         return locked
@@ -515,6 +555,20 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
             gone += len(rows)
         return gone
 
+    def _tokens(self, jobs: Collection[ProcessingJob]) -> dict[int, int]:
+        self._refuse_other_databases(jobs)
+        newest = _newest_claims(jobs, job=lambda job: job)
+        return {pk: _token(job) for pk, job in newest.items()}
+
+    def _refuse_other_databases(self, jobs: Iterable[ProcessingJob]) -> None:
+        # Ids and tokens of two databases are alike: a job of the other one would be ended here.
+        for job in jobs:
+            if job._state.db not in (self._alias, None):
+                raise ValueError(
+                    f"Job {job.pk} is from the database {job._state.db!r}, this would end one in"
+                    f" {self._alias!r}: use ProcessingJob.objects.using({job._state.db!r})."
+                )
+
     def _refuse_filters(self) -> None:
         # Or `filter(queue="mail").prune()` would prune every queue.
         if self.query.where or self.query.is_sliced:
@@ -541,9 +595,7 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
     def _job_from(self, row: Sequence[Any]) -> ProcessingJob:
         fields = self.model._meta.concrete_fields
         values = [
-            json.loads(value)
-            if isinstance(field, models.JSONField) and value is not None
-            else value
+            _parsed(value) if isinstance(field, models.JSONField) else value
             for field, value in zip(fields, row, strict=True)
         ]
         return self.model.from_db(self._alias, [field.attname for field in fields], values)
@@ -573,7 +625,7 @@ def _answered(job: ProcessingJob, new: NewJob) -> ProcessingJob:
 def _verdict(outcome: Outcome) -> dict[str, Any]:
     """What the statement that settles needs of one outcome."""
     job = outcome.job
-    verdict: dict[str, Any] = {"token": job.lock_token}
+    verdict: dict[str, Any] = {"token": _token(job)}
     if isinstance(outcome, Succeeded):
         verdict["status"] = Status.SUCCEEDED
         if outcome.result is not None:
@@ -581,7 +633,7 @@ def _verdict(outcome: Outcome) -> dict[str, Any]:
         return verdict
     return verdict | {
         "status": Status.DEAD_LETTER if isinstance(outcome, Refused) else Status.FAILED,
-        "delay": outcome.delay if isinstance(outcome, Failed) else 0,
+        "delay": checked_delay(outcome.delay) if isinstance(outcome, Failed) else 0,
         "error": outcome.failure.error,
         "traceback": outcome.failure.traceback,
         "fingerprint": outcome.failure.fingerprint,
@@ -592,25 +644,34 @@ def _verdict(outcome: Outcome) -> dict[str, Any]:
 
 def _newest_claims(claims: Iterable[T], *, job: Callable[[T], ProcessingJob]) -> dict[int, T]:
     """By id, in its order; of two claims of one job, the one with the higher token."""
-    ordered = sorted(claims, key=lambda claim: (job(claim).pk, job(claim).lock_token))
+    ordered = sorted(claims, key=lambda claim: (job(claim).pk, _token(job(claim))))
     return {job(claim).pk: claim for claim in ordered}
 
 
-def _tokens(jobs: Iterable[ProcessingJob]) -> dict[int, int]:
-    newest = _newest_claims(jobs, job=lambda job: job)
-    return {pk: job.lock_token for pk, job in newest.items()}
+def _token(job: ProcessingJob) -> int:
+    """The token of the claim that this object came from."""
+    return job.lock_token if job.claim_token is None else job.claim_token
 
 
 def _names(names: Collection[str] | None, what: str) -> list[str] | None:
-    if isinstance(names, str):
-        raise ValueError(f"{what} must be a collection of names, not the string {names!r}.")
-    return None if names is None else list(names)
+    if isinstance(names, (str, bytes)):
+        raise ValueError(f"{what}s must be a collection of names, not {names!r}.")
+    return None if names is None else [checked_name(name, what=what) for name in names]
 
 
 def _nothing_due(queues: Collection[str] | None, handlers: Collection[str] | None) -> str:
     where = "any queue" if queues is None else f"the queues {sorted(queues)}"
     what = "any handler" if handlers is None else f"the handlers {sorted(handlers)}"
     return f"No job is due in {where} for {what}."
+
+
+def _parsed(text: str | None) -> Any:
+    """JSON from a row. None also for what Python cannot read, which only plain SQL can store: one
+    such row must not keep a worker from all the others."""
+    try:
+        return None if text is None else json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _first(rows: Iterable[tuple[Any, ...]]) -> list[Any]:
@@ -629,29 +690,29 @@ def _chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
 def _tell_enqueued(jobs: Iterable[ProcessingJob]) -> None:
     for job in jobs:
         if job.created:
-            signals.job_enqueued.send_robust(type(job), job=job)
+            signals.tell(signals.job_enqueued, type(job), job=job)
 
 
 def _tell_settled(outcome: Outcome, moved: Sequence[Any] | None) -> None:
     job = outcome.job
     if moved is None:
-        signals.job_lock_lost.send_robust(type(job), job=job)
+        signals.tell(signals.job_lock_lost, type(job), job=job)
         return
     job.status, job.available_at, job.finished_at, job.last_error, job.error_fingerprint = moved
     job.locked_at = job.locked_by = job.lock_expires_at = None
     if isinstance(outcome, Succeeded):
         job.result = outcome.result
-        signals.job_succeeded.send_robust(type(job), job=job, outcome=outcome)
+        signals.tell(signals.job_succeeded, type(job), job=job, outcome=outcome)
     elif job.status == Status.FAILED:
-        signals.job_failed.send_robust(type(job), job=job, outcome=outcome)
+        signals.tell(signals.job_failed, type(job), job=job, outcome=outcome)
     else:
-        signals.job_dead_lettered.send_robust(type(job), job=job, outcome=outcome)
+        signals.tell(signals.job_dead_lettered, type(job), job=job, outcome=outcome)
 
 
 def _tell_rescued(job: ProcessingJob, worker: str, since: datetime) -> None:
-    signals.job_lost.send_robust(type(job), job=job, worker=worker, since=since)
+    signals.tell(signals.job_lost, type(job), job=job, worker=worker, since=since)
     if job.status == Status.DEAD_LETTER:
-        signals.job_dead_lettered.send_robust(type(job), job=job, outcome=None)
+        signals.tell(signals.job_dead_lettered, type(job), job=job, outcome=None)
 
 
 # --- the statements ----------------------------------------------------------------------------
@@ -722,8 +783,9 @@ WHERE id = ANY (ARRAY (SELECT due.id FROM due))
 {_RETURNING}
 """
 
+# Skips a row that somebody has locked: waiting for one, all the others would run out.
 _EXTEND = f"""
-WITH {_HELD}
+WITH {_HELD.replace("FOR NO KEY UPDATE", "FOR NO KEY UPDATE SKIP LOCKED")}
 UPDATE processing_jobs
 SET lock_expires_at = CLOCK_TIMESTAMP() + %s * interval '1 second'
 FROM (SELECT %s::jsonb AS tokens) AS given
@@ -735,13 +797,14 @@ RETURNING id
 _RELEASE = f"""
 WITH {_HELD}
 UPDATE processing_jobs
-SET status = 'pending', attempts = attempts - 1, {_UNLOCKED}
+SET status = 'pending', attempts = GREATEST(attempts - 1, 0), {_UNLOCKED}
 FROM (SELECT %s::jsonb AS tokens) AS given
 WHERE {_IN_HELD} AND {_STILL_PROCESSING}
   AND lock_token = (given.tokens ->> id::text)::bigint
 RETURNING id
 """
 
+_SETTLED_FIELDS = ("status", "available_at", "finished_at", "last_error", "error_fingerprint")
 _VERDICT = "(given.verdicts -> id::text)"
 _RETRIED = f"({_VERDICT} ->> 'status' = 'failed' AND attempts < max_attempts)"
 _SETTLE = f"""
@@ -764,8 +827,7 @@ ended AS (
     FROM given
     WHERE {_IN_HELD} AND {_STILL_PROCESSING}
       AND lock_token = ({_VERDICT} ->> 'token')::bigint
-    RETURNING id, status, available_at, finished_at, last_error, error_fingerprint,
-              attempts, lock_token
+    RETURNING id, {", ".join(_SETTLED_FIELDS)}, attempts, lock_token
 ),
 recorded AS (
     INSERT INTO processing_job_attempts
@@ -776,9 +838,12 @@ recorded AS (
            {_VERDICT} ->> 'traceback', {_VERDICT} ->> 'fingerprint'
     FROM ended, given
     WHERE {_VERDICT} ->> 'error' IS NOT NULL
+    ON CONFLICT DO NOTHING
 )
-SELECT id, status, available_at, finished_at, last_error, error_fingerprint FROM ended
+SELECT id, {", ".join(_SETTLED_FIELDS)} FROM ended
 """
+
+_SETTLE_UNLOCKED = _SETTLE.replace("FOR NO KEY UPDATE", "FOR NO KEY UPDATE SKIP LOCKED")
 
 _LOST_FINGERPRINT = described("Worker lost.").fingerprint
 # In the order of the model's fields, as `from_db` wants them.

@@ -9,6 +9,10 @@ and changes nothing. Receivers run in the worker's deciding thread: keep them sh
 
 from __future__ import annotations
 
+import logging
+from asyncio import CancelledError
+from typing import Any
+
 from django.dispatch import Signal
 
 job_enqueued = Signal()  #: job
@@ -28,6 +32,14 @@ worker_started = Signal()  #: options, handlers
 worker_stopping = Signal()  #: running, reason
 worker_stopped = Signal()  #: summary
 worker_outage = Signal()  #: error, wait (seconds)
-worker_step_failed = Signal()  #: error; while stopping, the worker goes on with its end
+worker_step_failed = Signal()  #: error; the worker goes on
 worker_recovered = Signal()
 handlers_unknown = Signal()  #: waiting (mapping of handler name to a bounded count)
+
+
+def tell(signal: Signal, sender: Any, **news: Any) -> None:
+    """Send a signal; nothing a receiver raises reaches the sender, `SystemExit` included."""
+    try:
+        signal.send_robust(sender, **news)
+    except (SystemExit, GeneratorExit, CancelledError):
+        logging.getLogger("django_jobqueue").exception("A signal receiver tried to end the worker.")

@@ -3,12 +3,15 @@ naming what was given and what to do."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
 
 NAME_LENGTH = 200
 PRIORITY_RANGE = (-100, 100)
 MAX_ATTEMPTS_RANGE = (1, 32_767)
+LARGEST_LIMIT = 100_000
 LONGEST_DELAY = timedelta(days=36_500)
+YEARS = (1900, 9000)
 _SHOWN = 80
 
 
@@ -58,14 +61,31 @@ def checked_instant(value: object, *, what: str = "available_at") -> datetime:
     if value.utcoffset() is None:
         raise ValueError(
             f"The {what} {value.isoformat()} has no time zone, so it names no moment."
-            " Pass an aware datetime, such as django.utils.timezone.now() gives."
+            " Pass an aware datetime, such as datetime.now(timezone.utc)."
         )
-    try:
-        return value.astimezone(timezone.utc)
-    except OverflowError:
+    # Moments that every time zone can show, and psycopg can read.
+    if not YEARS[0] <= value.year < YEARS[1]:
         raise ValueError(
-            f"The {what} {value.isoformat()} lies outside the years 1 to 9999."
-        ) from None
+            f"The {what} {value.isoformat()} lies outside the years {YEARS[0]} to {YEARS[1]}."
+        )
+    return value.astimezone(timezone.utc)
+
+
+def checked_limit(value: object) -> int:
+    """How many rows to take at most: a whole number; zero and less are none."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"The limit must be a whole number, not {shown(value)}.")
+    return min(max(value, 0), LARGEST_LIMIT)
+
+
+def checked_ids(values: Iterable[object]) -> list[int]:
+    """Ids of jobs, each a whole number."""
+    ids: list[int] = []
+    for value in [values] if isinstance(values, (str, bytes)) else values:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(f"The id of a job must be a whole number, not {shown(value)}.")
+        ids.append(value)
+    return ids
 
 
 def unstorable_text(value: str) -> str | None:

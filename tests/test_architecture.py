@@ -42,7 +42,8 @@ EDGES = ("apps", "checks", "logs", "backend", "testing", "metrics", "admin", "ma
 #: Django finds these by name; they hold what the models were.
 ASIDE = ("migrations",)
 
-RAW_SQL = {"queue", "listener"}
+# `worker/connection.py` gives a session back as new, which is a command and not a query.
+RAW_SQL = {"queue", "listener", "connection"}
 NO_NAMES = {"utils", "util", "helpers", "services", "managers", "common", "misc", "base", "core"}
 
 

@@ -152,6 +152,21 @@ class TestChoice:
         with pytest.raises(NoJobAvailable):
             jobs.dequeue(worker=WORKER_A, queues=empty, handlers=empty)
 
+    @pytest.mark.parametrize("limit", [None, "1", 1.5, True])
+    def test_a_limit_that_is_no_whole_number_is_refused(self, limit: Any) -> None:
+        with pytest.raises(ValueError, match="limit must be a whole number"):
+            claimed_ids(limit=limit)
+
+    def test_a_limit_past_all_measure_takes_what_there_is(self) -> None:
+        noop.enqueue()
+
+        assert len(claimed_ids(limit=10**30)) == 1
+
+    @pytest.mark.parametrize("names", [[None], [7], ["a\x00"], ["\ud800"], [""]])
+    def test_names_that_no_row_can_have_are_refused(self, names: Any) -> None:
+        with pytest.raises(ValueError, match="queue"):
+            claimed_ids(queues=names)
+
     @pytest.mark.parametrize("choice", ["queues", "handlers"])
     def test_a_string_is_not_taken_for_a_collection_of_letters(self, choice: str) -> None:
         with pytest.raises(ValueError, match="must be a collection"):

@@ -92,7 +92,7 @@ def test_an_outcome_tells_how_long_the_handler_ran() -> None:
 def test_an_outcome_belongs_to_the_job_it_was_claimed_as() -> None:
     context = claimed(jobs.noop.name)
 
-    assert execute(context).job is context.job
+    assert execute(context).job is context.claim
 
 
 # --- results that cannot be kept ---------------------------------------------------------------

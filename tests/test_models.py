@@ -34,6 +34,10 @@ IMPOSSIBLE: dict[str, dict[str, str]] = {
     "an empty key": {"idempotency_key": "''"},
     "an empty owner": {**PROCESSING, "locked_by": "''"},
     "a negative token": {"lock_token": "-1"},
+    "a token that cannot rise": {"lock_token": "9223372036854775807"},
+    "due for ever ago": {"available_at": "'-infinity'"},
+    "due in the year 9999": {"available_at": "'9999-01-01'"},
+    "created never": {"created_at": "'infinity'"},
 }
 
 

@@ -183,6 +183,15 @@ def test_a_job_claimed_while_the_cancel_waits_is_not_cancelled() -> None:
 
 
 @pytest.mark.django_db
+@pytest.mark.parametrize("ids", ["12", b"1", [True], [1.7], ["1"], [None]])
+def test_ids_that_are_no_whole_numbers_move_nothing(ids: Any) -> None:
+    with pytest.raises(ValueError, match="id of a job must be a whole number"):
+        jobs.cancel_many(ids)
+    with pytest.raises(ValueError, match="id of a job must be a whole number"):
+        jobs.requeue_many(ids)
+
+
+@pytest.mark.django_db
 @pytest.mark.parametrize(
     "move",
     [

@@ -259,6 +259,45 @@ class TestAWorkerThatLostItsLock:
 
 
 @pytest.mark.django_db
+class TestTheClaimOfAnObject:
+    def test_reading_the_row_again_does_not_make_an_old_claim_a_new_one(self) -> None:
+        job = claimed()
+        taken_by_another(job)
+        job.refresh_from_db()
+
+        with pytest.raises(LockLost):
+            jobs.complete(job, "late")
+
+    def test_a_job_of_another_database_is_refused(self) -> None:
+        job = claimed()
+        job._state.db = "other"
+
+        for move in (jobs.complete, lambda job: jobs.fail(job, "x")):
+            with pytest.raises(ValueError, match="is from the database 'other'"):
+                move(job)
+        for many in (jobs.extend_locks, jobs.release):
+            with pytest.raises(ValueError, match="is from the database 'other'"):
+                many([job])
+
+    @pytest.mark.parametrize("error", [None, 5, b"x", ValueError])
+    def test_an_error_that_is_none_is_refused_and_changes_nothing(self, error: Any) -> None:
+        job = claimed()
+        before = everything_of(job)
+
+        with pytest.raises(TypeError, match="must be an exception or a text"):
+            jobs.fail(job, error)
+
+        assert everything_of(job) == before
+
+    @pytest.mark.parametrize("delay", [float("nan"), -5, "soon", None])
+    def test_a_delay_that_is_no_span_of_time_is_refused(self, delay: Any) -> None:
+        job = claimed()
+
+        with pytest.raises(ValueError, match="delay"):
+            jobs.settle([Failed(job=job, failure=described("x"), delay=delay)])
+
+
+@pytest.mark.django_db
 class TestWhatAHandlerSays:
     def test_a_dead_letter_is_one_whatever_attempts_are_left(self) -> None:
         job = claimed()
@@ -328,6 +367,13 @@ class TestSettle:
         assert settled == [newer.pk]
         assert ProcessingJob.objects.get(pk=newer.pk).result == "newer"
         assert older.status == Status.PROCESSING, "nothing was recorded for it"
+
+    def test_an_end_whose_answer_was_lost_is_told_as_recorded_the_second_time(self) -> None:
+        job = claimed()
+        jobs.settle([Succeeded(job=ProcessingJob.objects.get(pk=job.pk), result=1)])
+
+        assert jobs.settle([Succeeded(job=job, result=1)], wait=False) == [job.pk]
+        assert (job.status, job.locked_by) == (Status.SUCCEEDED, None)
 
     def test_nothing_to_settle_asks_nothing(self, django_assert_num_queries: Any) -> None:
         with django_assert_num_queries(0):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,11 @@ from django_jobqueue.states import Status
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
+
+#: In place of a status: the job was deleted …
+GONE = ""
+#: … or there are too many to tell them apart.
+VARIOUS = "various"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +41,8 @@ class Act:
     done: StrOrPromise
     skipped: StrOrPromise
     logged: StrOrPromise
+    skipped_as: Mapping[str, StrOrPromise] = field(default_factory=dict)
+    """In place of `skipped`, by status."""
 
     @property
     def permission(self) -> str:
@@ -79,14 +86,13 @@ CANCEL = Act(
     done=ngettext_lazy("%(count)d job cancelled.", "%(count)d jobs cancelled.", "count"),
     skipped=_("%(count)s skipped: %(status)s, too late to cancel."),
     logged=_("Cancelled."),
+    skipped_as={
+        Status.CANCELLED: _("%(count)s skipped: already cancelled."),
+        VARIOUS: _("%(count)s skipped: processing, succeeded or already cancelled."),
+    },
 )
 
 ACTS = (REQUEUE, CANCEL)
-
-#: In place of a status: the job was deleted …
-GONE = ""
-#: … or there are too many to tell them apart.
-VARIOUS = "various"
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,12 +13,14 @@ import django
 from django.contrib import messages
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.core.exceptions import PermissionDenied
+from django.db.models.functions import Left
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.translation import gettext as _
 
 from django_jobqueue.admin.acts import GONE, VARIOUS, Act, carry_out
+from django_jobqueue.admin.job_list import ERROR_START
 from django_jobqueue.admin.selection import (
     MOST_COUNTED,
     MOST_IDS,
@@ -30,12 +32,12 @@ from django_jobqueue.admin.selection import (
     read_id,
     read_ids,
 )
+from django_jobqueue.admin.wording import breakable, first_line
 from django_jobqueue.queue import JobQuerySet
 from django_jobqueue.states import Status
 
 if TYPE_CHECKING:
     from django_jobqueue.admin.jobs import ProcessingJobAdmin
-    from django_jobqueue.models import ProcessingJob
 
 #: Jobs named on the page.
 NAMED = 20
@@ -80,7 +82,7 @@ def _asked(admin: ProcessingJobAdmin, request: HttpRequest, act: Act) -> HttpRes
         selection = matching_now(admin.matches(request))
     parts = selection.eligible(act)
     count = sum(part.count() for part in parts)
-    named = _newest(parts)
+    named = [_row(job) for job in _newest(parts)]
     shown = {
         "count": count,
         "question": act.question % {"count": count},
@@ -131,9 +133,23 @@ def _acted(admin: ProcessingJobAdmin, request: HttpRequest, act: Act) -> HttpRes
     return HttpResponseRedirect(list_url(admin, request.GET))
 
 
-def _newest(parts: list[JobQuerySet]) -> list[ProcessingJob]:
-    newest = [job for part in parts for job in part.only(*NAMED_COLUMNS).order_by("-pk")[:NAMED]]
+def _newest(parts: list[JobQuerySet]) -> list[Any]:
+    newest = [
+        job
+        for part in parts
+        for job in part.only(*NAMED_COLUMNS)
+        .annotate(error_start=Left("last_error", ERROR_START))
+        .order_by("-pk")[:NAMED]
+    ]
     return sorted(newest, key=lambda job: -job.pk)[:NAMED]
+
+
+def _row(job: Any) -> dict[str, Any]:
+    return {
+        "job": job,
+        "handler": breakable(job.handler),
+        "short_error": first_line(job.error_start),
+    }
 
 
 def _skip_lines(act: Act, skipped: Counter[str]) -> list[str]:
@@ -145,7 +161,7 @@ def _skip_line(act: Act, status: str, count: int) -> str:
     if status == GONE:
         return _("%(count)s skipped: deleted meanwhile.") % {"count": counted}
     label = _("various statuses") if status == VARIOUS else Status(status).label
-    return act.skipped % {"count": counted, "status": label}
+    return act.skipped_as.get(status, act.skipped) % {"count": counted, "status": label}
 
 
 def _list_query(query: QueryDict) -> list[tuple[str, Any]]:

@@ -1,8 +1,13 @@
-"""The list of jobs, at the same speed over a thousand jobs and over millions.
+"""The list of jobs, made for tables of millions of rows.
 
-Nothing here reads more of the table than a page of it: counts stop at a bound, choices of filters
-do not come from a scan, only the id can be sorted by, and search knows an exact id and an exact
-idempotency key. Large columns stay in the database.
+Counts stop at a bound, choices of filters come from the newest jobs and not from a scan, only the
+id can be sorted by, and search knows an exact id and an exact idempotency key. Large columns stay
+in the database.
+
+The list, and the filters for what is common or a dead letter, stop as soon as page and bounded
+count are full. A filter for what is rare (a queue, a handler, a status such as cancelled) finds too
+few to stop: it reads the whole table along the primary key, once for the count and once for the
+page. `docs/why.md` says what that costs, and why no index serves it.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_jobqueue.admin.acts import jobs
 from django_jobqueue.admin.selection import MOST_COUNTED, UnreadableSelection, read_id
+from django_jobqueue.admin.wording import breakable
 from django_jobqueue.handlers import registry
 from django_jobqueue.models import Queue
 from django_jobqueue.values import unstorable_text
@@ -44,11 +50,9 @@ COLUMNS = (
     "status",
     "handler",
     "queue",
-    "priority",
     "attempts",
     "max_attempts",
     "available_at",
-    "created_at",
     "finished_at",
 )
 # A lookup into payloads, results or errors would scan the table, and its yes or no would tell what
@@ -119,9 +123,8 @@ class NameFilter(SimpleListFilter):
     def lookups(
         self, request: HttpRequest, model_admin: ModelAdmin[Any]
     ) -> Iterable[tuple[str, str]]:
-        newest = jobs().order_by("-pk").values_list(self.parameter_name, flat=True)[:NEWEST]
-        names = {*self.declared(), *newest, self.value() or ""}
-        return [(name, name) for name in sorted(names) if name]
+        names = {*self.declared(), *_newest(self.parameter_name), self.value() or ""}
+        return [(name, breakable(name)) for name in sorted(names) if name]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         name = self.value()
@@ -153,9 +156,18 @@ class HandlerFilter(NameFilter):
         return registry.names()
 
 
+def queues_in_use() -> list[str]:
+    """Queues of the handlers and of new jobs, sorted."""
+    return sorted({*(handler.queue for handler in registry), *_newest("queue")})
+
+
 def is_offered_lookup(lookup: str) -> bool:
     """Whether a list's URL may filter by this."""
     return lookup in _LOOKUPS
+
+
+def _newest(column: str) -> Iterable[str]:
+    return jobs().order_by("-pk").values_list(column, flat=True)[:NEWEST]
 
 
 def found_by(term: str) -> Q:

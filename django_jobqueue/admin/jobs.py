@@ -12,7 +12,6 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.urls import URLPattern, path
-from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -20,7 +19,8 @@ from django.utils.translation import gettext_lazy
 from django_jobqueue.admin import job_list, job_page
 from django_jobqueue.admin.acts import ACTS, CANCEL, REQUEUE, Act, jobs
 from django_jobqueue.admin.confirmation import confirmation_url, confirmation_view
-from django_jobqueue.admin.selection import UnreadableSelection, read_ids
+from django_jobqueue.admin.selection import UnreadableSelection, read_each, read_ids
+from django_jobqueue.admin.wording import badge, breakable, first_line, moment
 from django_jobqueue.models import ProcessingJob
 from django_jobqueue.queue import JobQuerySet
 from django_jobqueue.states import Status
@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 else:
     _Admin = admin.ModelAdmin
 
+_HELP = {
+    "status_badge": gettext_lazy("A failed job waits for its retry. A dead letter waits for you."),
+    "error_fingerprint": gettext_lazy("Equal for failures of one cause."),
+    "lock_token": gettext_lazy("Rises with every claim."),
+}
+
 
 class ProcessingJobAdmin(_Admin):
     """Jobs: list, page, requeue, cancel. Rows go by `prune`, never from here."""
@@ -38,14 +44,12 @@ class ProcessingJobAdmin(_Admin):
     list_display = (
         "id",
         "status_badge",
-        "handler",
+        "handler_shown",
         "short_error",
         "attempts_of_max",
         "queue",
-        "priority",
-        "available_at",
-        "created_at",
-        "finished_at",
+        "available",
+        "finished",
     )
     list_filter = ("status", job_list.QueueFilter, job_list.HandlerFilter)
     list_per_page = list_max_show_all = job_list.PAGE
@@ -76,10 +80,10 @@ class ProcessingJobAdmin(_Admin):
             gettext_lazy("Outcome"),
             {"fields": ("error_shown", "error_fingerprint", "result_shown")},
         ),
-        (gettext_lazy("Times"), {"fields": ("created_at", "available_at", "finished_at")}),
+        (gettext_lazy("Times"), {"fields": ("created", "available", "finished")}),
         (
             gettext_lazy("Lock"),
-            {"fields": ("locked_by", "locked_at", "lock_expires_at", "lock_token")},
+            {"fields": ("locked_by", "locked", "lock_expires", "lock_token")},
         ),
     )
 
@@ -131,8 +135,12 @@ class ProcessingJobAdmin(_Admin):
     @admin.display(description=gettext_lazy("status"))
     def status_badge(self, job: ProcessingJob) -> SafeString:
         """The status as a word; the colour only repeats it."""
-        badge = '<span class="jobqueue-badge jobqueue-{}">{}</span>'
-        return format_html(badge, job.status, Status(job.status).label)
+        return badge(job.status, str(Status(job.status).label))
+
+    @admin.display(description=gettext_lazy("handler"))
+    def handler_shown(self, job: ProcessingJob) -> SafeString:
+        """The handler's name, which a narrow column may break."""
+        return breakable(job.handler)
 
     @admin.display(description=gettext_lazy("attempts"))
     def attempts_of_max(self, job: ProcessingJob) -> str:
@@ -141,8 +149,18 @@ class ProcessingJobAdmin(_Admin):
 
     @admin.display(description=gettext_lazy("last error"), empty_value="-")
     def short_error(self, job: job_list.ListedJob) -> str:
-        """The first line of the last error."""
-        return job.error_start.strip().partition("\n")[0]
+        """The first line of the last error, while the job has not got over it."""
+        return "" if job.status == Status.SUCCEEDED else first_line(job.error_start)
+
+    @admin.display(description=gettext_lazy("available at"))
+    def available(self, job: ProcessingJob) -> str | None:
+        """When it is due."""
+        return moment(job.available_at)
+
+    @admin.display(description=gettext_lazy("finished at"))
+    def finished(self, job: ProcessingJob) -> str | None:
+        """When it ended for good."""
+        return moment(job.finished_at)
 
     # --- the acts ------------------------------------------------------------------------------
 
@@ -162,7 +180,7 @@ class ProcessingJobAdmin(_Admin):
         if request.method == "POST":
             self._refuse_forbidden_act(request)
             try:
-                read_ids(",".join(request.POST.getlist(ACTION_CHECKBOX_NAME)))
+                read_each(request.POST.getlist(ACTION_CHECKBOX_NAME))
             except UnreadableSelection:
                 message = _("The selection could not be read. Nothing was changed.")
                 self.message_user(request, message, messages.ERROR)
@@ -205,6 +223,11 @@ class ProcessingJobAdmin(_Admin):
             return None
         return job_page.with_bounded_texts(self.get_queryset(request)).filter(pk=pk).first()
 
+    def get_form(
+        self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any
+    ) -> Any:
+        return super().get_form(request, obj, change=change, help_texts=_HELP, **kwargs)
+
     def render_change_form(
         self,
         request: HttpRequest,
@@ -233,6 +256,21 @@ class ProcessingJobAdmin(_Admin):
     def error_shown(self, job: job_page.ShownJob) -> SafeString | None:
         """The last error, with its lines."""
         return job_page.shown_text(job.last_error_start, job.last_error_length)
+
+    @admin.display(description=gettext_lazy("created at"))
+    def created(self, job: ProcessingJob) -> str | None:
+        """When it was enqueued."""
+        return moment(job.created_at)
+
+    @admin.display(description=gettext_lazy("locked at"))
+    def locked(self, job: ProcessingJob) -> str | None:
+        """When a worker claimed it."""
+        return moment(job.locked_at)
+
+    @admin.display(description=gettext_lazy("lock expires at"))
+    def lock_expires(self, job: ProcessingJob) -> str | None:
+        """When others may take it back, unless a heartbeat comes first."""
+        return moment(job.lock_expires_at)
 
     def _possible_acts(self, request: HttpRequest, job: ProcessingJob) -> list[dict[str, Any]]:
         filters = QueryDict(request.GET.get("_changelist_filters", ""))

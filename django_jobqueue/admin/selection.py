@@ -10,7 +10,7 @@ larger than the page said.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -134,10 +134,14 @@ def matching_then(matches: JobQuerySet, form: Mapping[str, str]) -> Matching:
 
 def read_ids(text: str) -> tuple[int, ...]:
     """Ids separated by commas, sorted, each once. Raises `UnreadableSelection`."""
-    parts = text.split(",") if text else []
-    if len(parts) > MOST_IDS:
+    return read_each(text.split(",") if text else [])
+
+
+def read_each(texts: Sequence[str]) -> tuple[int, ...]:
+    """These ids, sorted, each once. Raises `UnreadableSelection`."""
+    if len(texts) > MOST_IDS:
         raise UnreadableSelection
-    return tuple(sorted({read_id(part) for part in parts}))
+    return tuple(sorted({read_id(text) for text in texts}))
 
 
 def read_id(text: str) -> int:

@@ -13,6 +13,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from django_jobqueue.admin.wording import moment
 from django_jobqueue.conf import jobqueue_settings
 from django_jobqueue.models import Worker
 
@@ -35,7 +36,7 @@ class WorkerAdmin(_Admin):
     """Worker processes."""
 
     list_display = ("name", "host", "pid", "served_queues", "slots_busy", "heartbeat", "version")
-    fields = (*list_display, "started_at", "heartbeat_at")
+    fields = (*list_display, "started", "last_heartbeat")
     ordering = ("name",)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -61,6 +62,16 @@ class WorkerAdmin(_Admin):
     def slots_busy(self, worker: AgedWorker) -> str:
         """How many of its slots run a job."""
         return f"{worker.busy_slots} / {worker.slots}"
+
+    @admin.display(description=gettext_lazy("started at"))
+    def started(self, worker: Worker) -> str | None:
+        """When it started."""
+        return moment(worker.started_at)
+
+    @admin.display(description=gettext_lazy("heartbeat at"))
+    def last_heartbeat(self, worker: Worker) -> str | None:
+        """When it last gave a sign."""
+        return moment(worker.heartbeat_at)
 
     @admin.display(description=gettext_lazy("heartbeat"))
     def heartbeat(self, worker: AgedWorker) -> str:

@@ -1,5 +1,7 @@
 """The tables, and how PostgreSQL keeps a table healthy whose rows change several times and go."""
 
+import datetime
+
 import django.db.models.deletion
 import django.db.models.functions.datetime
 import django.db.models.lookups
@@ -308,8 +310,31 @@ class Migration(migrations.Migration):
                         name="processing_jobs_names_not_empty",
                     ),
                     models.CheckConstraint(
-                        condition=models.Q(("lock_token__gte", 0)),
-                        name="processing_jobs_lock_token_not_negative",
+                        condition=models.Q(
+                            ("lock_token__gte", 0), ("lock_token__lt", 4611686018427387904)
+                        ),
+                        name="processing_jobs_lock_token_in_range",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            (
+                                "available_at__gt",
+                                datetime.datetime(1899, 1, 1, 0, 0, tzinfo=datetime.timezone.utc),
+                            ),
+                            (
+                                "available_at__lt",
+                                datetime.datetime(9001, 1, 1, 0, 0, tzinfo=datetime.timezone.utc),
+                            ),
+                            (
+                                "created_at__gt",
+                                datetime.datetime(1899, 1, 1, 0, 0, tzinfo=datetime.timezone.utc),
+                            ),
+                            (
+                                "created_at__lt",
+                                datetime.datetime(9001, 1, 1, 0, 0, tzinfo=datetime.timezone.utc),
+                            ),
+                        ),
+                        name="processing_jobs_times_in_range",
                     ),
                 ],
             },

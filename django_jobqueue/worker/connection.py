@@ -50,17 +50,59 @@ def bookkeeping_connection(alias: str, role: str) -> Iterator[BaseDatabaseWrappe
 
 
 def leave_clean() -> None:
-    """After a handler: no open transaction and no broken session reaches this thread's next job.
+    """After a handler: nothing of its sessions reaches this thread's next job.
 
-    What was `SET` for a session lives as long as the session, which CONN_MAX_AGE decides.
+    Sessions with an open transaction are closed, those that live on begin anew.
     """
     for connection in connections.all(initialized_only=True):
-        if connection.connection is None:
-            continue
-        if connection.in_atomic_block or _in_transaction(connection):
-            _throw_away(connection)
-        else:
-            connection.close_if_unusable_or_obsolete()
+        try:
+            if is_spoilt(connection):
+                throw_away(connection)
+            else:
+                _begin_anew(connection)
+                connection.close_if_unusable_or_obsolete()
+        except Exception:
+            throw_away(connection)
+
+
+def is_spoilt(connection: BaseDatabaseWrapper) -> bool:
+    """Whether somebody left a transaction open, or autocommit changed."""
+    if connection.in_atomic_block:
+        return True
+    if connection.connection is None:
+        return False
+    if connection.autocommit != connection.settings_dict["AUTOCOMMIT"]:
+        return True
+    # Django knows nothing of a BEGIN in plain SQL.
+    return connection.vendor == "postgresql" and bool(connection.connection.info.transaction_status)
+
+
+def throw_away(connection: BaseDatabaseWrapper) -> None:
+    """Close the session, and forget the wrapper, whose state says that it is inside a block."""
+    try:
+        if connection.connection is not None:
+            connection.connection.close()
+        connection.close()  # gives a pool its place back
+    finally:
+        del connections[connection.alias]
+
+
+def reopen(connection: BaseDatabaseWrapper) -> None:
+    """Replace the session of a connection that is kept, whatever state it is in."""
+    if connection.connection is not None:
+        connection.connection.close()
+    connection.connect()
+
+
+def _begin_anew(connection: BaseDatabaseWrapper) -> None:
+    """Forget what was SET, prepared, listened to or locked in a session that will be used again."""
+    outlives_the_job = connection.settings_dict["CONN_MAX_AGE"] != 0 or getattr(
+        connection, "pool", None
+    )
+    if connection.connection is None or connection.vendor != "postgresql" or not outlives_the_job:
+        return
+    connection.connection.execute("DISCARD ALL")
+    connection.init_connection_state()
 
 
 def is_outage(error: BaseException) -> bool:
@@ -76,14 +118,3 @@ def is_outage(error: BaseException) -> bool:
 def _options(configured: dict[str, Any], role: str) -> dict[str, Any]:
     kept = {k: v for k, v in configured.items() if k not in ("pool", "isolation_level")}
     return {**kept, "application_name": f"django_jobqueue {role}"}
-
-
-def _in_transaction(connection: BaseDatabaseWrapper) -> bool:
-    return bool(connection.connection.info.transaction_status)  # 0: idle
-
-
-def _throw_away(connection: BaseDatabaseWrapper) -> None:
-    """Close the session, and forget the wrapper, whose state says that it is inside a block."""
-    connection.connection.close()
-    connection.close()  # gives a pool its place back
-    del connections[connection.alias]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -26,11 +26,16 @@ from django_jobqueue.execution import JobContext
 from django_jobqueue.failure import described
 from django_jobqueue.handlers import registry
 from django_jobqueue.models import ProcessingJob
-from django_jobqueue.outcomes import Failed, Outcome, Refused
+from django_jobqueue.outcomes import Failed, Outcome, Refused, failed
 from django_jobqueue.queue import JobQuerySet
 from django_jobqueue.states import Status
 from django_jobqueue.stats import due_for_unknown_handlers
-from django_jobqueue.worker.connection import bookkeeping_connection, is_outage
+from django_jobqueue.worker.connection import (
+    bookkeeping_connection,
+    is_outage,
+    is_spoilt,
+    reopen,
+)
 from django_jobqueue.worker.executor import Executor
 from django_jobqueue.worker.hand import Hand
 from django_jobqueue.worker.heartbeat import Heartbeat
@@ -85,6 +90,7 @@ class Coordinator:
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._hand = Hand()
         self._finished: list[Outcome] = []
+        self._given_up: set[int] = set()
         self._claimed = 0
         self._nothing_due = False
         self._look_again_at = 0.0
@@ -121,7 +127,7 @@ class Coordinator:
                     self._turn()
         finally:
             self.summary.seconds = time.monotonic() - started
-            signals.worker_stopped.send_robust(self, summary=self.summary)
+            signals.tell(signals.worker_stopped, self, summary=self.summary)
         return self.summary
 
     # --- the loop ------------------------------------------------------------------------------
@@ -147,11 +153,13 @@ class Coordinator:
         contexts = self._hand.let_go(outcome.job for outcome in self._finished)
         try:
             self._settle(self._finished)
+            skipped = self._skipped(self._finished)
         except BaseException:
             self._hand.take(contexts)
             raise
-        self._count(self._finished)
-        self._finished = []
+        self._count(outcome for outcome in self._finished if outcome.job.pk not in skipped)
+        self._hand.take(context for context in contexts if context.claim.pk in skipped)
+        self._finished = [outcome for outcome in self._finished if outcome.job.pk in skipped]
         self._nothing_due = False
 
     def _do_chores(self) -> None:
@@ -174,6 +182,8 @@ class Coordinator:
             handlers=registry.names(),
             limit=limit,
         )
+        if self._recover_books():
+            return  # the claim was part of a transaction that is rolled back now
         self._start([JobContext(job, good_until=good_until) for job in claimed])
         if len(claimed) < limit:
             self._nothing_due = True
@@ -202,7 +212,7 @@ class Coordinator:
 
     def _settle(self, outcomes: Sequence[Outcome]) -> None:
         try:
-            self._jobs.settle(outcomes)
+            self._jobs.settle(outcomes, wait=False)
         except Exception as error:
             if is_outage(error):
                 raise
@@ -211,10 +221,25 @@ class Coordinator:
     def _settle_in_spite_of(self, error: Exception, outcomes: Sequence[Outcome]) -> None:
         """One outcome that cannot be stored keeps no job from an end, not even its own."""
         if len(outcomes) == 1:
-            self._jobs.settle([_storable_instead(outcomes[0], error)])
+            self._settle_in_plain_words(error, outcomes[0])
             return
         for outcome in outcomes:
             self._settle([outcome])
+
+    def _settle_in_plain_words(self, error: Exception, outcome: Outcome) -> None:
+        try:
+            self._jobs.settle([_storable_instead(outcome, error)], wait=False)
+        except Exception as still:
+            if is_outage(still):
+                raise
+            # Not for any words: its lock runs out, and a rescue counts the attempt as lost.
+            self._given_up.add(outcome.job.pk)
+            signals.tell(signals.worker_step_failed, self, error=still)
+
+    def _skipped(self, outcomes: Sequence[Outcome]) -> set[int]:
+        """Those whose row somebody has locked: their turn comes when it is free."""
+        missed = [outcome.job for outcome in outcomes if outcome.job.status == Status.PROCESSING]
+        return self._jobs.still_held(missed) - self._given_up if missed else set()
 
     def _start(self, contexts: Sequence[JobContext]) -> None:
         self._claimed += len(contexts)
@@ -255,9 +280,9 @@ class Coordinator:
                 registry.names(), queues=self.options.queues, using=self.options.database
             )
             if waiting:
-                signals.handlers_unknown.send_robust(self, waiting=waiting)
+                signals.tell(signals.handlers_unknown, self, waiting=waiting)
 
-    def _count(self, outcomes: Sequence[Outcome]) -> None:
+    def _count(self, outcomes: Iterable[Outcome]) -> None:
         """By what the row says now; one that still says `processing` was another worker's."""
         for outcome in outcomes:
             self.summary.add(Status(outcome.job.status))
@@ -269,15 +294,28 @@ class Coordinator:
         """Whatever ends the worker, what it still has is given back before its threads go."""
         self._executor.start()
         self._heartbeat.start()
-        signals.worker_started.send_robust(self, options=self.options, handlers=registry.names())
+        signals.tell(signals.worker_started, self, options=self.options, handlers=registry.names())
         try:
             yield
+        except Exception as error:
+            self._fail_what_runs(error)
+            raise
         finally:
             try:
                 self._leave_nothing_behind()
             finally:
                 self._heartbeat.stop()
                 self.summary.hung = self._executor.stop(wait=0.5)
+
+    def _fail_what_runs(self, error: Exception) -> None:
+        """The attempts that ran when the worker crashed count: one of them may be the cause, and
+        would crash every worker in turn if it were given back."""
+        with self._in_spite_of_errors():
+            self._give_back(self._executor.take_back_unstarted())
+        ended = {outcome.job.pk for outcome in self._finished}
+        running = [context for context in self._hand.held() if context.claim.pk not in ended]
+        reason = f"The worker crashed while this ran: {described(error).error}"
+        self._finished += [failed(context.claim, reason) for context in running]
 
     def _leave_nothing_behind(self) -> None:
         for step in (self._settle_finished, self._give_back_all, self._registration.end):
@@ -296,12 +334,12 @@ class Coordinator:
         unstarted = self._executor.take_back_unstarted()
         with self._in_spite_of_errors():
             self._give_back(unstarted)
-        signals.worker_stopping.send_robust(self, running=len(self._hand), reason=reason)
+        signals.tell(signals.worker_stopping, self, running=len(self._hand), reason=reason)
 
     def _give_back(self, contexts: Sequence[JobContext]) -> None:
         if not contexts:
             return
-        jobs = [context.job for context in contexts]
+        jobs = [context.claim for context in contexts]
         self._hand.let_go(jobs)
         self.summary.released += len(self._jobs.release(jobs))
 
@@ -320,11 +358,11 @@ class Coordinator:
             self._nothing_due = False
             longer = max(_FIRST_OUTAGE_WAIT, self._outage_wait * 2)
             self._outage_wait = _jittered(min(longer, _LONGEST_OUTAGE_WAIT))
-            signals.worker_outage.send_robust(self, error=error, wait=self._outage_wait)
+            signals.tell(signals.worker_outage, self, error=error, wait=self._outage_wait)
         else:
             if self._outage_wait:
                 self._outage_wait = 0.0
-                signals.worker_recovered.send_robust(self)
+                signals.tell(signals.worker_recovered, self)
 
     @contextmanager
     def _in_spite_of_errors(self) -> Iterator[None]:
@@ -332,11 +370,23 @@ class Coordinator:
         try:
             yield
         except Exception as error:
-            connections[self.options.database].close()
-            signals.worker_step_failed.send_robust(self, error=error)
+            if is_outage(error):
+                connections[self.options.database].close()
+            signals.tell(signals.worker_step_failed, self, error=error)
+
+    def _recover_books(self) -> bool:
+        """Receivers of signals use this connection too. Returns whether one had to be undone."""
+        connection = connections[self.options.database]
+        if not is_spoilt(connection):
+            return False
+        reason = "A receiver left a transaction open on the worker's connection: rolled back."
+        signals.tell(signals.worker_step_failed, self, error=RuntimeError(reason))
+        reopen(connection)
+        return True
 
     @property
     def _jobs(self) -> JobQuerySet:
+        self._recover_books()
         return ProcessingJob.objects.using(self.options.database)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from django.db import connections
 
 from django_jobqueue import signals
 from django_jobqueue.execution import JobContext, execute
-from django_jobqueue.outcomes import Outcome
+from django_jobqueue.outcomes import Outcome, failed
 from django_jobqueue.worker.connection import leave_clean
 
 
@@ -29,6 +30,7 @@ class Executor:
         self._work: SimpleQueue[JobContext | None] = SimpleQueue()
         self._on_outcome = on_outcome
         self._on_crash = on_crash
+        self._pid = os.getpid()
         # Daemons, so that a handler that hangs cannot keep the process; `stop` ends idle ones.
         self._threads = [
             threading.Thread(target=self._run, name=f"jobqueue-executor-{number}", daemon=True)
@@ -73,10 +75,18 @@ class Executor:
             connections.close_all()
 
     def _outcome_of(self, context: JobContext) -> Outcome:
-        signals.job_started.send_robust(type(context.job), job=context.job)
+        signals.tell(signals.job_started, type(context.claim), job=context.claim)
         try:
             # A context of its own: language, time zone and other context variables a handler
             # sets end with it.
             return contextvars.copy_context().run(execute, context)
+        except BaseException as error:  # ours, and still this job's only
+            return failed(context.claim, error)
         finally:
+            self._end_forked_child()
             leave_clean()
+
+    def _end_forked_child(self) -> None:
+        # A child that a handler forked, and that did not end there, must not go on as a worker.
+        if os.getpid() != self._pid:
+            os._exit(1)

@@ -31,9 +31,9 @@ class Hand:
         with self._guard:
             for context in contexts:
                 for (pk, token), older in self._claims.items():
-                    if pk == context.job.pk and token < context.job.lock_token:
+                    if pk == context.claim.pk and token < context.claim.lock_token:
                         older.lose_lock()
-                self._claims[_claim(context.job)] = context
+                self._claims[_claim(context.claim)] = context
 
     def let_go(self, jobs: Iterable[ProcessingJob]) -> list[JobContext]:
         """These claims are held no more. Returns those that were."""

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from django.db import connections
 
 from django_jobqueue.conf import jobqueue_settings
+from django_jobqueue.execution import JobContext
 from django_jobqueue.models import ProcessingJob
+from django_jobqueue.queue import JobQuerySet
 from django_jobqueue.worker.connection import bookkeeping_connection, is_outage
 from django_jobqueue.worker.hand import Hand
 
@@ -52,12 +54,24 @@ class Heartbeat:
             connections[self._database].close()
 
     def _extend(self) -> None:
-        held = self._hand.held()
         good_until = time.monotonic() + jobqueue_settings().STALE_LOCK_AFTER
-        jobs = [context.job for context in held]
-        extended = set(ProcessingJob.objects.using(self._database).extend_locks(jobs))
+        held = self._hand.held()
+        extended = set(self._jobs.extend_locks([context.claim for context in held]))
         for context in held:
-            if context.job.pk in extended:
+            if context.claim.pk in extended:
                 context.extended(good_until=good_until)
-            elif self._hand.holds(context.job):  # else it was settled while the statement ran
+        self._look_after([context for context in held if context.claim.pk not in extended])
+
+    def _look_after(self, missed: list[JobContext]) -> None:
+        """A row somebody else had locked was skipped, not lost: the next beat tries it again."""
+        if not missed:
+            return
+        held = self._jobs.still_held([context.claim for context in missed])
+        for context in missed:
+            # One that is in hand no more was settled meanwhile.
+            if context.claim.pk not in held and self._hand.holds(context.claim):
                 context.lose_lock()
+
+    @property
+    def _jobs(self) -> JobQuerySet:
+        return ProcessingJob.objects.using(self._database)

@@ -8,7 +8,9 @@ import socket
 from dataclasses import dataclass, field
 
 from django_jobqueue.conf import jobqueue_settings
-from django_jobqueue.values import NAME_LENGTH, checked_name
+from django_jobqueue.values import NAME_LENGTH, checked_name, shown
+
+MOST_THREADS = 1_000
 
 
 def _drawn_name() -> str:
@@ -34,12 +36,14 @@ class WorkerOptions:
     name: str = field(default_factory=_drawn_name)
 
     def __post_init__(self) -> None:
+        if isinstance(self.queues, str):
+            raise ValueError(f"queues must be a tuple of names, not the string {self.queues!r}.")
         for queue in self.queues or ():
             checked_name(queue, what="queue")
-        if self.threads < 1:
-            raise ValueError(f"A worker needs at least 1 thread, not {self.threads}.")
-        if self.max_jobs is not None and self.max_jobs < 1:
-            raise ValueError(f"max_jobs must be at least 1, not {self.max_jobs}.")
+        checked_name(self.name, what="worker name")
+        _check_count(self.threads, "threads", most=MOST_THREADS)
+        if self.max_jobs is not None:
+            _check_count(self.max_jobs, "max_jobs")
         if not self.shutdown_timeout >= 0:
             raise ValueError(
                 f"The shutdown timeout must be 0 or more seconds, not {self.shutdown_timeout}."
@@ -58,3 +62,10 @@ class WorkerOptions:
         if self.max_jobs is not None:
             parts.append(f"for {self.max_jobs} jobs at most")
         return ", ".join(parts)
+
+
+def _check_count(value: object, what: str, *, most: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{what} must be a whole number of at least 1, not {shown(value)}.")
+    if most is not None and value > most:
+        raise ValueError(f"{what} must be at most {most}, not {value}: start more workers.")

@@ -234,6 +234,21 @@ def test_the_page_names_the_first_jobs_and_counts_the_others(operators_client: C
     assert "4 skipped: succeeded, not a dead letter." in page
 
 
+def test_the_page_shows_the_start_of_each_error(operators_client: Client) -> None:
+    job = make_job(Status.DEAD_LETTER, last_error="ValueError: <no card>\n" + "x" * 1_000)
+    for url in (f"{REQUEUE}?ids={job.pk}", f"{CANCEL}?queue=default"):
+        page = operators_client.get(url).content.decode()
+        assert "ValueError: &lt;no card&gt;</td>" in page
+        assert "xxx" not in page
+
+
+def test_what_is_cancelled_is_not_called_too_late_to_cancel(operators_client: Client) -> None:
+    jobs = [make_job(), make_job(Status.CANCELLED)]
+    page = act_on_list(operators_client, "cancel", ids=ids_of(jobs))
+    assert b"1 skipped: already cancelled." in page.content
+    assert "1 skipped: already cancelled." in messages_of(Form(page).send(operators_client))
+
+
 def test_a_page_with_nothing_to_do_has_no_form(operators_client: Client) -> None:
     job = make_job(Status.SUCCEEDED)
     page = operators_client.get(f"{REQUEUE}?ids={job.pk},999999")
@@ -307,6 +322,18 @@ def test_ids_that_are_none_change_nothing(operators_client: Client, ids: str) ->
         act_on_list(operators_client, "requeue", ids=[ids]),  # type: ignore[list-item]
     ]
     assert all(answer.status_code in (200, 302, 400) for answer in answers)
+    assert count_of(Status.DEAD_LETTER) == 3
+
+
+@pytest.mark.parametrize("action", ["requeue", "cancel"])
+@pytest.mark.parametrize("ticks", [[""], ["", ""], ["1", ""], ["1,2"], [" 1"]])
+def test_ticks_that_are_no_ids_are_refused(
+    operators_client: Client, action: str, ticks: list[str]
+) -> None:
+    make_jobs(3, Status.DEAD_LETTER)
+    answer = act_on_list(operators_client, action, ids=ticks)  # type: ignore[arg-type]
+    assert answer.status_code == 200
+    assert b"The selection could not be read. Nothing was changed." in answer.content
     assert count_of(Status.DEAD_LETTER) == 3
 
 

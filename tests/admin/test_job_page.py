@@ -70,6 +70,24 @@ def test_it_shows_payload_result_errors_and_tracebacks(operators_client: Client)
     assert page.index("Worker lost") < page.index("ValueError: first")
 
 
+def test_its_times_are_to_the_second(operators_client: Client) -> None:
+    job = make_job(Status.PROCESSING)
+    make_attempt(job, 1)
+    page = operators_client.get(page_of(job)).content.decode()
+    assert page.count("2024-01-01 00:00:00") >= 3  # created, locked, the attempt started
+    assert "<td>2024-01-01 00:01:00</td>" in page
+
+
+def test_what_a_name_alone_does_not_say_is_explained(operators_client: Client) -> None:
+    page = operators_client.get(page_of(make_job(Status.FAILED, attempts=1))).content.decode()
+    for text in (
+        "A failed job waits for its retry.",
+        "Equal for failures of one cause.",
+        "Rises with every claim.",
+    ):
+        assert text in page
+
+
 def test_everything_in_it_is_escaped(operators_client: Client) -> None:
     job = make_job(
         Status.DEAD_LETTER,

