@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db import IntegrityError, transaction
 
-from django_jobqueue import Status, states
+from django_jobqueue import Status
 from django_jobqueue.models import JobAttempt, ProcessingJob, Worker
 from tests.rows import sql
 
@@ -100,18 +100,3 @@ class TestDefaults:
         assert str(job) == f"shop.jobs.mail #{job.pk}"
         assert str(JobAttempt(job=job, number=2)) == f"attempt 2 of job {job.pk}"
         assert str(Worker(name="host:1:ab")) == "host:1:ab"
-
-
-class TestStates:
-    def test_every_status_but_the_first_is_some_moves_target(self) -> None:
-        moves = [move for move in vars(states).values() if isinstance(move, states.Move)]
-        reached = {status for move in moves for status in move.targets}
-
-        assert reached == set(Status)
-        assert {Status.PENDING, Status.FAILED} == set(states.CLAIMABLE)
-
-    def test_nothing_leaves_succeeded_or_cancelled(self) -> None:
-        moves = [move for move in vars(states).values() if isinstance(move, states.Move)]
-        left = {status for move in moves for status in move.sources}
-
-        assert left == set(Status) - set(states.PRUNABLE)
