@@ -272,7 +272,8 @@ class Coordinator:
     def _release_strays(self) -> None:
         """A claim may have been committed while its answer was lost with the connection."""
         locked = self._jobs.filter(status=Status.PROCESSING, locked_by=self.options.name)
-        self._jobs.release([job for job in locked if not self._hand.holds(job)])
+        strays = locked.exclude(pk__in=self._given_up)
+        self._jobs.release([job for job in strays if not self._hand.holds(job)])
 
     def _show_unknown_handlers(self) -> None:
         if self._look_for_unknown_is.due():

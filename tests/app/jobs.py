@@ -96,7 +96,8 @@ def touch(context: JobContext, path: str) -> None:
 
 @handler
 def wait_for(path: str) -> None:
-    """Run until a file exists."""
+    """Run until a file exists; another one, `<path>.started`, tells that this runs."""
+    Path(f"{path}.started").touch()
     give_up = time.monotonic() + _LONGEST_WAIT
     while not Path(path).exists():
         if time.monotonic() > give_up:

@@ -45,10 +45,6 @@ def worker(tmp_path: Path, database_url: str) -> Any:
     )
 
 
-def is_processing(job: ProcessingJob) -> bool:
-    return jobs.status(job.pk) == Status.PROCESSING
-
-
 class TestTheScreen:
     def test_a_burst_says_what_runs_what_failed_and_how_it_ended(self, worker: Any) -> None:
         done, retried = add.enqueue(a=1), fail.enqueue(message="no luck")
@@ -199,7 +195,7 @@ class TestSignals:
     ) -> None:
         job = wait_for.enqueue(path=str(tmp_path / "go"))
         with worker() as process:
-            wait_until(lambda: is_processing(job))
+            wait_until((tmp_path / "go.started").exists)
             process.signal(number)
             process.says("Stopping")
             (tmp_path / "go").touch()
@@ -211,7 +207,7 @@ class TestSignals:
     ) -> None:
         job = wait_for.enqueue(path=str(tmp_path / "go"))
         with worker() as process:
-            wait_until(lambda: is_processing(job))
+            wait_until((tmp_path / "go.started").exists)
             process.signal(number)
             process.says("Stopping")
             process.signal(number)
@@ -227,8 +223,8 @@ def test_a_hung_handler_does_not_keep_the_process(
     worker: Any, hanging: Any, payload: dict[str, Any]
 ) -> None:
     job = hanging.enqueue(**payload)
-    with worker("--shutdown-timeout", "0.2") as process:
-        wait_until(lambda: is_processing(job))
+    with worker("--shutdown-timeout", "0.2", "-v", "2") as process:
+        process.says(f"Job {job.pk} {job.handler} started")
         process.signal(signal.SIGTERM)
         assert process.ended(timeout=10) == 0
     assert jobs.status(job.pk) == Status.PENDING
@@ -266,7 +262,7 @@ class TestKilledWorkers:
         )
         job = wait_for.enqueue(path=str(tmp_path / "go"))
         with worker(settings=own) as killed:
-            wait_until(lambda: is_processing(job))
+            wait_until((tmp_path / "go.started").exists)
             with worker(settings=own):
                 killed.kill()
                 (tmp_path / "go").touch()

@@ -210,16 +210,16 @@ class TestStopping:
     def test_what_runs_may_finish(self, tmp_path: Path) -> None:
         job = wait_for.enqueue(path=str(tmp_path / "go"))
         with working(stop_at_the_end=False) as coordinator:
-            wait_until(status_of(job)(Status.PROCESSING))
+            wait_until((tmp_path / "go.started").exists)
             coordinator.stop()
             (tmp_path / "go").touch()
         assert stored(job).status == Status.SUCCEEDED
         assert coordinator.summary.released == 0
 
     def test_nothing_new_is_claimed(self, tmp_path: Path) -> None:
-        running = wait_for.enqueue(path=str(tmp_path / "go"))
+        wait_for.enqueue(path=str(tmp_path / "go"))
         with working(threads=2, stop_at_the_end=False) as coordinator:
-            wait_until(status_of(running)(Status.PROCESSING))
+            wait_until((tmp_path / "go.started").exists)
             coordinator.stop()
             wait_until(lambda: coordinator._stopping)
             late = noop.enqueue()
@@ -231,7 +231,7 @@ class TestStopping:
     ) -> None:
         job = wait_for.enqueue(path=str(tmp_path / "go"))
         with working(shutdown_timeout=0.2) as coordinator:
-            wait_until(status_of(job)(Status.PROCESSING))
+            wait_until((tmp_path / "go.started").exists)
             asked = time.monotonic()
         assert time.monotonic() - asked < 10
         assert (stored(job).status, stored(job).attempts) == (Status.PENDING, 0)
@@ -241,7 +241,7 @@ class TestStopping:
     def test_a_second_stop_gives_it_back_at_once(self, tmp_path: Path) -> None:
         job = wait_for.enqueue(path=str(tmp_path / "go"))
         with working(shutdown_timeout=60) as coordinator:
-            wait_until(status_of(job)(Status.PROCESSING))
+            wait_until((tmp_path / "go.started").exists)
             asked = time.monotonic()
             coordinator.stop()
         assert time.monotonic() - asked < 20, "it does not wait for the shutdown timeout"
@@ -252,7 +252,7 @@ class TestStopping:
     def test_a_late_end_of_a_job_given_back_changes_nothing(self, tmp_path: Path) -> None:
         job = wait_for.enqueue(path=str(tmp_path / "go"))
         with working(shutdown_timeout=0):
-            wait_until(status_of(job)(Status.PROCESSING))
+            wait_until((tmp_path / "go.started").exists)
         again_claimed = jobs.dequeue(worker=WORKER_B)
         (tmp_path / "go").touch()
 
@@ -272,7 +272,7 @@ class TestCrashes:
         coordinator = Coordinator(WorkerOptions(threads=1))
 
         def crash_soon() -> None:
-            wait_until(status_of(job)(Status.PROCESSING))
+            wait_until((tmp_path / "go.started").exists)
             getattr(coordinator, part)._on_crash(RuntimeError("a bug"))
 
         crashing = threading.Thread(target=closing_connections(lambda _: crash_soon()), args=(0,))
@@ -440,10 +440,10 @@ class TestLocks:
         lost = add.using(priority=1).enqueue(a=1)
         make_stale(jobs.dequeue(worker=WORKER_B))
         sql("UPDATE processing_jobs SET queue = 'elsewhere'")
-        busy = wait_for.enqueue(path=str(tmp_path / "go"))
+        wait_for.enqueue(path=str(tmp_path / "go"))
 
         with working(threads=1, queues=("default",)):
-            wait_until(status_of(busy)(Status.PROCESSING))
+            wait_until((tmp_path / "go.started").exists)
             wait_until(status_of(lost)(Status.FAILED))
             (tmp_path / "go").touch()
 
@@ -453,7 +453,7 @@ class TestLocks:
         settings.DJANGO_JOBQUEUE = {"STALE_LOCK_AFTER": 60, "HEARTBEAT_INTERVAL": 0.05}
         job = wait_for.enqueue(path=str(tmp_path / "go"))
         with working(threads=1) as coordinator:
-            wait_until(status_of(job)(Status.PROCESSING))
+            wait_until((tmp_path / "go.started").exists)
             make_stale(job)
             (context,) = coordinator._hand.held()
             sql("UPDATE processing_jobs SET lock_token = lock_token + 1, locked_by = 'other'")
@@ -465,9 +465,9 @@ class TestLocks:
 
 class TestSessions:
     def test_no_transaction_is_open_while_a_handler_runs(self, tmp_path: Path) -> None:
-        job = wait_for.enqueue(path=str(tmp_path / "go"))
+        wait_for.enqueue(path=str(tmp_path / "go"))
         with working():
-            wait_until(status_of(job)(Status.PROCESSING))
+            wait_until((tmp_path / "go.started").exists)
             states = in_thread(
                 lambda: sql(
                     "SELECT application_name, state FROM pg_stat_activity"
