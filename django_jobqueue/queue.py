@@ -166,7 +166,8 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
 
         The largest priority first, then the longest due, then the lowest id. None means every
         queue or handler, an empty collection none. Paused queues are left out. The attempt is
-        counted here; outside a transaction it is committed when this returns.
+        counted here; outside a transaction it is committed when this returns. Inside one that is
+        rolled back nothing was claimed: throw the jobs away, the next claim gets their tokens.
         """
         worker = checked_name(worker, what="worker")
         queues, handlers = _names(queues, "queue"), _names(handlers, "handler")

@@ -115,7 +115,8 @@ class Coordinator:
     def run(self) -> Summary:
         """Work until stopped, or until the options say that it is enough.
 
-        An error of the worker itself is raised after its jobs were given back.
+        An error of the worker itself is raised in the end: by then the jobs that ran have failed
+        attempts, and those not started were given back.
         """
         started = time.monotonic()
         try:
