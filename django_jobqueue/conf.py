@@ -18,6 +18,7 @@ from django_jobqueue.values import (
     MAX_ATTEMPTS_RANGE,
     checked_delay,
     checked_max_attempts,
+    checked_span,
     shown,
 )
 
@@ -136,10 +137,7 @@ def _span(value: object, name: str) -> float:
 
 
 def _positive_span(value: object, name: str) -> float:
-    seconds = checked_delay(value, what=name)
-    if seconds == 0:
-        raise ValueError(f"The {name} must be longer than 0 seconds.")
-    return seconds
+    return checked_span(value, what=name)
 
 
 def _optional(parse: Callable[[object, str], float]) -> Callable[[object, str], float | None]:

@@ -23,7 +23,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from asgiref.sync import sync_to_async
-from django.db import OperationalError, connections, models, router, transaction
+from django.db import Error, OperationalError, connections, models, router, transaction
 from django.db.models import BooleanField, Func
 from django.db.models.functions import Now
 
@@ -40,6 +40,7 @@ from django_jobqueue.handlers import Handler
 from django_jobqueue.new_job import NewJob, checked_new_job, checked_new_jobs
 from django_jobqueue.outcomes import Failed, Outcome, Refused, Succeeded, failed
 from django_jobqueue.payload import checked_result
+from django_jobqueue.sqlstates import is_refusal
 from django_jobqueue.states import CANCEL, PRUNABLE, REQUEUE, Status
 from django_jobqueue.values import checked_delay, checked_ids, checked_limit, checked_name
 
@@ -161,6 +162,7 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
         queues: Collection[str] | None = None,
         handlers: Collection[str] | None = None,
         limit: int,
+        rescue: bool = True,
     ) -> list[ProcessingJob]:
         """Rescue what is stale, then take up to `limit` due jobs. pending, failed → processing
 
@@ -168,19 +170,18 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
         queue or handler, an empty collection none. Paused queues are left out. The attempt is
         counted here; outside a transaction it is committed when this returns. Inside one that is
         rolled back nothing was claimed: throw the jobs away, the next claim gets their tokens.
+
+        A row that a trigger or constraint of the project refuses is left where it is, and
+        `row_refused` is sent. `rescue=False` is for who rescues at times of its own.
         """
         worker = checked_name(worker, what="worker")
         queues, handlers = _names(queues, "queue"), _names(handlers, "handler")
         limit = checked_limit(limit)
-        self.rescue_stale_locks()
+        if rescue:
+            self.rescue_stale_locks()
         if limit < 1 or queues == [] or handlers == []:
             return []
-        with transaction.atomic(using=self._alias):
-            due, due_params = self._due(queues, handlers, limit)
-            jobs = self._returned(
-                _CLAIM.replace("{due}", due),
-                (*due_params, worker, jobqueue_settings().STALE_LOCK_AFTER),
-            )
+        jobs = self._take_due(self._due(queues, handlers), worker, limit)
         for job in jobs:
             job.claim_token = job.lock_token
         return sorted(jobs, key=lambda job: (-job.priority, job.available_at, job.pk))
@@ -189,23 +190,29 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
         """The heartbeat: the locks of these claims are good for their full length again.
 
         Returns the ids extended, by one statement that waits for nobody. A missing one is lost, or
-        its row is locked by somebody's transaction just now.
+        its row is locked by somebody's transaction just now, or refuses to be changed.
         """
-        if not jobs:
-            return []
         tokens = self._tokens(jobs)
         seconds = jobqueue_settings().STALE_LOCK_AFTER
-        return _first(self._execute(_EXTEND, (list(tokens), seconds, json.dumps(tokens))))
 
-    def release(self, jobs: Collection[ProcessingJob]) -> list[int]:
+        def extend(ids: list[int]) -> list[int]:
+            return _first(self._execute(_EXTEND, (ids, seconds, _json_of(tokens, ids))))
+
+        return self._sparing_refused(extend, list(tokens))
+
+    def release(self, jobs: Collection[ProcessingJob], *, wait: bool = True) -> list[int]:
         """Give unfinished jobs back, in their old place. Costs no attempt. processing → pending
 
-        Returns the ids given back; a lost lock is left out.
+        Returns the ids given back; a lost lock is left out. With `wait=False` a row that somebody
+        has locked is left out too.
         """
-        if not jobs:
-            return []
         tokens = self._tokens(jobs)
-        released = set(_first(self._execute(_RELEASE, (list(tokens), json.dumps(tokens)))))
+        statement = _RELEASE if wait else _RELEASE_UNLOCKED
+
+        def give_back(ids: list[int]) -> list[int]:
+            return _first(self._execute(statement, (ids, _json_of(tokens, ids))))
+
+        released = set(self._sparing_refused(give_back, list(tokens)))
         for job in jobs:
             if job.pk in released and _token(job) == tokens[job.pk]:
                 signals.tell(signals.job_released, self.model, job=job)
@@ -242,9 +249,7 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
             return []
         self._refuse_other_databases(outcome.job for outcome in outcomes)
         newest = _newest_claims(outcomes, job=lambda outcome: outcome.job)
-        verdicts = json.dumps({pk: _verdict(outcome) for pk, outcome in newest.items()})
-        rows = self._execute(_SETTLE if wait else _SETTLE_UNLOCKED, (verdicts, list(newest)))
-        recorded = {pk: values for pk, *values in rows}
+        recorded = self._record(newest, _SETTLE if wait else _SETTLE_UNLOCKED)
         held = set[int]()
         if not wait and len(recorded) < len(newest):
             held = self._look_after(newest, recorded)
@@ -255,6 +260,16 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
             elif outcome.job.pk not in held:
                 _tell_settled(outcome, recorded.get(outcome.job.pk))
         return list(recorded)
+
+    def settle_in_transaction(self, success: Succeeded) -> None:
+        """Record a success as the last statement of the caller's transaction. → succeeded
+
+        The row stays locked up to the commit, so no other claim can come between. Nobody is told
+        and the job keeps its values, since the commit may fail: after it, `settle(wait=False)`
+        finds what was recorded, and tells. Raises `LockLost`.
+        """
+        if not self._record({success.job.pk: success}, _SETTLE):
+            raise LockLost(_lock_lost(success.job))
 
     def still_held(self, jobs: Collection[ProcessingJob]) -> set[int]:
         """The ids whose row still shows this claim: a plain read, which waits for nobody."""
@@ -267,19 +282,16 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
     def rescue_stale_locks(self) -> Rescued:
         """Take back what lost workers held. processing → failed (due at once), or dead_letter
 
-        One probe of an index when nothing is stale. A row another rescue has in hand is skipped.
+        One probe of an index when nothing is stale. A row another rescue has in hand is skipped,
+        one that a trigger or constraint of the project refuses is left, and `row_refused` is sent.
         """
-        rescued: list[ProcessingJob] = []
-        while True:
-            rows = self._execute(_RESCUE, (_RESCUE_CHUNK, _LOST_FINGERPRINT))
-            for *values, worker, since in rows:
-                job = self.model.from_db(self._alias, _RESCUED_FIELDS, values)
-                rescued.append(job)
-                _tell_rescued(job, worker, since)
-            if len(rows) < _RESCUE_CHUNK:
-                break
-        dead_letters = sum(job.status == Status.DEAD_LETTER for job in rescued)
-        return Rescued(failed=len(rescued) - dead_letters, dead_letters=dead_letters)
+        dead_letters = failed = 0
+        for *values, worker, since in self._rescue_all():
+            job = self.model.from_db(self._alias, _RESCUED_FIELDS, values)
+            _tell_rescued(job, worker, since)
+            dead_letters += job.status == Status.DEAD_LETTER
+            failed += job.status == Status.FAILED
+        return Rescued(failed=failed, dead_letters=dead_letters)
 
     # --- what people do ------------------------------------------------------------------------
 
@@ -461,6 +473,11 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
 
     # --- how one end is recorded -------------------------------------------------------------
 
+    def _record(self, claims: Mapping[int, Outcome], statement: str) -> dict[int, list[Any]]:
+        verdicts = json.dumps({pk: _verdict(outcome) for pk, outcome in claims.items()})
+        rows = self._execute(statement, (verdicts, list(claims)))
+        return {pk: values for pk, *values in rows}
+
     def _look_after(
         self, claims: Mapping[int, Outcome], recorded: dict[int, list[Any]]
     ) -> set[int]:
@@ -478,11 +495,63 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
 
     def _settle_one(self, outcome: Outcome) -> None:
         if not self.settle([outcome]):
-            job = outcome.job
-            raise LockLost(
-                f"Job {job.pk} is not locked by this claim any more (lock token {_token(job)}):"
-                " its lock ran out and was taken back, or it has ended. Nothing was changed."
+            raise LockLost(_lock_lost(outcome.job))
+
+    # --- how much of a set can move --------------------------------------------------------------
+
+    def _sparing_refused(self, move: Callable[[list[int]], list[T]], ids: list[int]) -> list[T]:
+        """Move all of these rows, or all but those that the table refuses.
+
+        What is refused is found by halves, so that one row of a thousand costs ten statements more.
+        """
+        if not ids:
+            return []
+        try:
+            return self._undoable(lambda: move(ids))
+        except Error as error:
+            if not is_refusal(error):
+                raise
+            if len(ids) == 1:
+                signals.tell(signals.row_refused, self.model, job_id=ids[0], error=error)
+                return []
+        half = len(ids) // 2
+        return self._sparing_refused(move, ids[:half]) + self._sparing_refused(move, ids[half:])
+
+    def _undoable(self, move: Callable[[], list[T]]) -> list[T]:
+        """Inside a caller's transaction an error of one statement must not end it."""
+        if not connections[self._alias].in_atomic_block:
+            return move()
+        with transaction.atomic(using=self._alias):
+            return move()
+
+    def _take_due(
+        self, due: models.QuerySet[ProcessingJob], worker: str, limit: int
+    ) -> list[ProcessingJob]:
+        try:
+            return self._take(due, worker, limit)
+        except Error as error:
+            if not is_refusal(error):
+                raise
+        candidates = iter(due.values_list("pk", flat=True)[:CHUNK])
+        taken: list[ProcessingJob] = []
+        while ids := list(islice(candidates, limit - len(taken))):
+            taken += self._sparing_refused(
+                lambda some: self._take(due.filter(pk__in=some), worker, len(some)), ids
             )
+        return taken
+
+    def _rescue_all(self) -> Iterator[tuple[Any, ...]]:
+        try:
+            full = True
+            while full:
+                chunk = self._undoable(self._rescue_chunk)
+                yield from chunk
+                full = len(chunk) == _RESCUE_CHUNK
+        except Error as error:
+            if not is_refusal(error):
+                raise
+            for ids in _chunks(self._stale_ids(), _RESCUE_CHUNK):
+                yield from self._sparing_refused(self._rescue_these, ids)
 
     # --- the statements' own needs -------------------------------------------------------------
 
@@ -499,9 +568,9 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
         return self.model._base_manager.using(self._alias)
 
     def _due(
-        self, queues: list[str] | None, handlers: list[str] | None, limit: int
-    ) -> tuple[str, tuple[Any, ...]]:
-        """The SQL that locks the next due jobs and skips those that others have locked."""
+        self, queues: list[str] | None, handlers: list[str] | None
+    ) -> models.QuerySet[ProcessingJob]:
+        """What can be claimed now, in the order of its turn."""
         due = self._rows.filter(
             _Sql("status IN ('pending', 'failed')"),
             _Sql(_NOT_PAUSED),
@@ -511,12 +580,34 @@ class JobQuerySet(models.QuerySet["ProcessingJob"]):
             due = due.filter(queue__in=queues)
         if handlers is not None:
             due = due.filter(handler__in=handlers)
-        due = due.order_by("-priority", "available_at", "pk").select_for_update(
-            skip_locked=True, no_key=True
-        )
-        compiler = due.values("id")[:limit].query.get_compiler(using=self._alias)
-        sql, params = compiler.as_sql()
+        return due.order_by("-priority", "available_at", "pk")
+
+    def _take(
+        self, due: models.QuerySet[ProcessingJob], worker: str, limit: int
+    ) -> list[ProcessingJob]:
+        with transaction.atomic(using=self._alias):
+            free, params = self._free(due, limit)
+            return self._returned(
+                _CLAIM.replace("{due}", free),
+                (*params, worker, jobqueue_settings().STALE_LOCK_AFTER),
+            )
+
+    def _free(self, due: models.QuerySet[ProcessingJob], limit: int) -> tuple[str, tuple[Any, ...]]:
+        """The SQL that locks the first of these, and skips those that others have locked."""
+        free = due.select_for_update(skip_locked=True, no_key=True).values("id")[:limit]
+        sql, params = free.query.get_compiler(using=self._alias).as_sql()
         return sql, tuple(params)
+
+    def _rescue_chunk(self) -> list[tuple[Any, ...]]:
+        return self._execute(_RESCUE.replace("{which}", ""), (_RESCUE_CHUNK, _LOST_FINGERPRINT))
+
+    def _rescue_these(self, ids: list[int]) -> list[tuple[Any, ...]]:
+        statement = _RESCUE.replace("{which}", "AND id = ANY (%s::bigint[])")
+        return self._execute(statement, (ids, len(ids), _LOST_FINGERPRINT))
+
+    def _stale_ids(self) -> list[int]:
+        stale = self._rows.filter(status=Status.PROCESSING, lock_expires_at__lt=Now())
+        return list(stale.order_by("lock_expires_at", "pk").values_list("pk", flat=True))
 
     def _move(self, ids: Collection[int], sources: Sequence[Status], **changes: Any) -> list[int]:
         """Change those of these rows that are still in one of the sources, and return their ids."""
@@ -643,6 +734,13 @@ def _verdict(outcome: Outcome) -> dict[str, Any]:
     }
 
 
+def _lock_lost(job: ProcessingJob) -> str:
+    return (
+        f"Job {job.pk} is not locked by this claim any more (lock token {_token(job)}):"
+        " its lock ran out and was taken back, or it has ended. Nothing was changed."
+    )
+
+
 def _newest_claims(claims: Iterable[T], *, job: Callable[[T], ProcessingJob]) -> dict[int, T]:
     """By id, in its order; of two claims of one job, the one with the higher token."""
     ordered = sorted(claims, key=lambda claim: (job(claim).pk, _token(job(claim))))
@@ -675,6 +773,10 @@ def _parsed(text: str | None) -> Any:
         return None
 
 
+def _json_of(tokens: Mapping[int, int], ids: Iterable[int]) -> str:
+    return json.dumps({pk: tokens[pk] for pk in ids})
+
+
 def _first(rows: Iterable[tuple[Any, ...]]) -> list[Any]:
     return [row[0] for row in rows]
 
@@ -701,7 +803,11 @@ def _tell_settled(outcome: Outcome, moved: Sequence[Any] | None) -> None:
         return
     job.status, job.available_at, job.finished_at, job.last_error, job.error_fingerprint = moved
     job.locked_at = job.locked_by = job.lock_expires_at = None
-    if isinstance(outcome, Succeeded):
+    if job.status == Status.SUCCEEDED:
+        if not isinstance(outcome, Succeeded):
+            # An atomic handler's transaction was committed, and what came after it failed.
+            signals.tell(signals.after_commit_failed, type(job), job=job, failure=outcome.failure)
+            outcome = Succeeded(job=job, seconds=outcome.seconds)
         job.result = outcome.result
         signals.tell(signals.job_succeeded, type(job), job=job, outcome=outcome)
     elif job.status == Status.FAILED:
@@ -730,6 +836,7 @@ _STILL_PROCESSING = "status || '' = 'processing'"
 _HELD = """held AS MATERIALIZED (
     SELECT id FROM processing_jobs WHERE id = ANY (%s::bigint[]) ORDER BY id FOR NO KEY UPDATE
 )"""
+_SKIPPING_LOCKED = ("FOR NO KEY UPDATE", "FOR NO KEY UPDATE SKIP LOCKED")
 _IN_HELD = "id = ANY (ARRAY (SELECT held.id FROM held))"
 
 _NEW_COLUMNS = "queue, handler, payload, priority, max_attempts, available_at, idempotency_key"
@@ -786,7 +893,7 @@ WHERE id = ANY (ARRAY (SELECT due.id FROM due))
 
 # Skips a row that somebody has locked: waiting for one, all the others would run out.
 _EXTEND = f"""
-WITH {_HELD.replace("FOR NO KEY UPDATE", "FOR NO KEY UPDATE SKIP LOCKED")}
+WITH {_HELD.replace(*_SKIPPING_LOCKED)}
 UPDATE processing_jobs
 SET lock_expires_at = CLOCK_TIMESTAMP() + %s * interval '1 second'
 FROM (SELECT %s::jsonb AS tokens) AS given
@@ -804,6 +911,8 @@ WHERE {_IN_HELD} AND {_STILL_PROCESSING}
   AND lock_token = (given.tokens ->> id::text)::bigint
 RETURNING id
 """
+
+_RELEASE_UNLOCKED = _RELEASE.replace(*_SKIPPING_LOCKED)
 
 _SETTLED_FIELDS = ("status", "available_at", "finished_at", "last_error", "error_fingerprint")
 _VERDICT = "(given.verdicts -> id::text)"
@@ -844,7 +953,7 @@ recorded AS (
 SELECT id, {", ".join(_SETTLED_FIELDS)} FROM ended
 """
 
-_SETTLE_UNLOCKED = _SETTLE.replace("FOR NO KEY UPDATE", "FOR NO KEY UPDATE SKIP LOCKED")
+_SETTLE_UNLOCKED = _SETTLE.replace(*_SKIPPING_LOCKED)
 
 _LOST_FINGERPRINT = described("Worker lost.").fingerprint
 # In the order of the model's fields, as `from_db` wants them.
@@ -853,7 +962,7 @@ _RESCUE = f"""
 WITH stale AS MATERIALIZED (
     SELECT id, attempts, lock_token, locked_by, locked_at
     FROM processing_jobs
-    WHERE status = 'processing' AND lock_expires_at < STATEMENT_TIMESTAMP()
+    WHERE status = 'processing' AND lock_expires_at < STATEMENT_TIMESTAMP() {{which}}
     ORDER BY lock_expires_at, id
     LIMIT %s
     FOR NO KEY UPDATE SKIP LOCKED

@@ -54,6 +54,14 @@ def checked_delay(value: object, *, what: str = "delay") -> float:
     return float(seconds)
 
 
+def checked_span(value: object, *, what: str) -> float:
+    """A time span like a delay, but longer than nothing."""
+    seconds = checked_delay(value, what=what)
+    if seconds == 0:
+        raise ValueError(f"The {what} must be longer than 0 seconds.")
+    return seconds
+
+
 def checked_instant(value: object, *, what: str = "available_at") -> datetime:
     """A moment: an aware datetime, returned in UTC."""
     if not isinstance(value, datetime):

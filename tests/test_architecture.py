@@ -30,6 +30,7 @@ ORDER = (
     "handlers",
     "outcomes",
     "new_job",
+    "sqlstates",
     "queue",
     "models",
     "stats",

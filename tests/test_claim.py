@@ -169,8 +169,9 @@ class TestChoice:
 
     @pytest.mark.parametrize("choice", ["queues", "handlers"])
     def test_a_string_is_not_taken_for_a_collection_of_letters(self, choice: str) -> None:
+        names: dict[str, Any] = {choice: "mail"}
         with pytest.raises(ValueError, match="must be a collection"):
-            jobs.claim(worker=WORKER_A, limit=1, **{choice: "mail"})
+            jobs.claim(worker=WORKER_A, limit=1, **names)
 
     def test_a_row_written_by_hand_waits_until_some_worker_knows_its_handler(self) -> None:
         sql("INSERT INTO processing_jobs (handler) VALUES ('os.system')")

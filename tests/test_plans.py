@@ -45,8 +45,9 @@ def plan_of(statement: str, *params: Any) -> str:
 
 def plan_of_a_claim(queues: list[str] | None) -> str:
     with transaction.atomic():
-        due, params = jobs.all()._due(queues, ["h", "other"], 10)
-        return plan_of(due, *params)
+        due = jobs.all()._due(queues, ["h", "other"])
+        free, params = jobs.all()._free(due, 10)
+        return plan_of(free, *params)
 
 
 @pytest.mark.parametrize("analyse_again", [True, False])
@@ -100,7 +101,7 @@ def test_what_ends_or_extends_claims_finds_its_rows_by_primary_key(
 def test_a_rescue_probes_the_index_of_what_is_locked(analysed_when: str) -> None:
     sql("ANALYZE processing_jobs")
 
-    plan = plan_of(queue._RESCUE, 100, "x")
+    plan = plan_of(queue._RESCUE.replace("{which}", ""), 100, "x")
 
     assert "processing_jobs_locked" in plan, plan
     assert "Seq Scan on processing_jobs" not in plan, plan

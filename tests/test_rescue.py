@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import ProgrammingError, transaction
 
 from django_jobqueue import Status, signals
 from django_jobqueue.models import JobAttempt, ProcessingJob
@@ -106,12 +107,14 @@ class TestRescue:
         ]
         assert sorted(heard) == expected
 
+    @pytest.mark.django_db(transaction=True)
     def test_when_nothing_is_stale_it_is_one_probe_of_an_index(
         self, django_assert_num_queries: Any
     ) -> None:
         with django_assert_num_queries(1):
             jobs.rescue_stale_locks()
 
+    @pytest.mark.django_db(transaction=True)
     def test_it_reads_no_payload_result_or_traceback(self, django_assert_num_queries: Any) -> None:
         make_stale(*claimed(1))
 
@@ -168,3 +171,82 @@ def test_another_worker_continues_with_the_next_attempt() -> None:
     again = jobs.dequeue(worker=WORKER_B)
 
     assert (again.pk, again.attempts, again.lock_token) == (job.pk, 2, 2)
+
+
+REFUSES_ONE = """
+CREATE FUNCTION refuse_it() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'Job % is under audit', OLD.id;
+END $$;
+CREATE TRIGGER refuse BEFORE UPDATE ON processing_jobs
+    FOR EACH ROW WHEN (OLD.queue = 'refused') EXECUTE FUNCTION refuse_it();
+"""
+
+
+@pytest.fixture
+def trigger_that_refuses_the_queue_refused(db: None) -> None:
+    """As an audit of the project may do."""
+    sql(REFUSES_ONE.replace("%", "%%"))
+
+
+@pytest.mark.usefixtures("trigger_that_refuses_the_queue_refused")
+class TestARowThatRefuses:
+    """One row that a trigger or constraint of the project holds back stops no other."""
+
+    @pytest.fixture
+    def refused(self) -> ProcessingJob:
+        """Claimed, in the middle of twenty others, and stale like them."""
+        jobs.enqueue_many({"handler": noop} for _number in range(10))
+        job = noop.enqueue()
+        jobs.enqueue_many({"handler": noop} for _number in range(10))
+        claimed = jobs.claim(worker=WORKER_A, limit=30)
+        make_stale(*claimed)
+        sql("UPDATE processing_jobs SET queue = 'refused' WHERE id = %s", job.pk)
+        return job
+
+    @pytest.fixture
+    def told(self) -> Iterator[list[tuple[int, str]]]:
+        told: list[tuple[int, str]] = []
+
+        def listen(*, job_id: int, error: BaseException, **_kwargs: Any) -> None:
+            told.append((job_id, str(error).splitlines()[0]))
+
+        signals.row_refused.connect(listen, weak=False)
+        yield told
+        signals.row_refused.disconnect(listen)
+
+    def test_keeps_no_other_from_its_rescue(
+        self, refused: ProcessingJob, told: list[tuple[int, str]]
+    ) -> None:
+        rescued = jobs.rescue_stale_locks()
+
+        assert rescued.failed == 20
+        assert jobs.status(refused.pk) == Status.PROCESSING
+        assert told == [(refused.pk, f"Job {refused.pk} is under audit")]
+
+    def test_keeps_no_other_from_being_claimed(self, told: list[tuple[int, str]]) -> None:
+        refused = noop.using(queue="refused", priority=1).enqueue()
+        others = jobs.enqueue_many({"handler": noop} for _number in range(5))
+
+        taken = jobs.claim(worker=WORKER_A, limit=3)
+
+        assert [job.pk for job in taken] == [job.pk for job in others[:3]]
+        assert (jobs.status(refused.pk), told[0][0]) == (Status.PENDING, refused.pk)
+
+    def test_keeps_no_other_from_its_heartbeat_or_its_release(
+        self, refused: ProcessingJob, told: list[tuple[int, str]]
+    ) -> None:
+        held = list(ProcessingJob.objects.filter(status=Status.PROCESSING))
+
+        extended = jobs.extend_locks(held)
+        released = jobs.release(held)
+
+        assert len(extended) == len(released) == 20
+        assert refused.pk not in {*extended, *released}
+        assert [pk for pk, _error in told] == [refused.pk, refused.pk]
+
+    def test_an_error_that_is_not_about_a_row_is_raised(self) -> None:
+        sql("ALTER TABLE processing_jobs RENAME locked_by TO locked_by_whom")
+
+        with pytest.raises(ProgrammingError, match="locked_by"):
+            jobs.claim(worker=WORKER_A, limit=1)

@@ -419,6 +419,7 @@ class TestExtendAndRelease:
         (remaining,) = sql("SELECT lock_expires_at - clock_timestamp() FROM processing_jobs")[0]
         assert remaining == pytest.approx(timedelta(seconds=60), abs=timedelta(seconds=1))
 
+    @pytest.mark.django_db(transaction=True)
     def test_many_locks_are_extended_in_one_statement(self, django_assert_num_queries: Any) -> None:
         jobs.enqueue_many({"handler": noop} for _number in range(50))
         held = jobs.claim(worker=WORKER_A, limit=50)
