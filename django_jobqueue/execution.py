@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import inspect
+import math
+import sys
+import threading
 import time
-from collections.abc import Coroutine
+import traceback
+from collections.abc import Callable, Coroutine
 from copy import copy
-from functools import cached_property
+from functools import cached_property, partial
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import async_to_sync
 
 from django_jobqueue.conf import jobqueue_settings
 from django_jobqueue.exceptions import LockLost
-from django_jobqueue.failure import described
+from django_jobqueue.failure import TRACEBACK_LENGTH, described, storable
 from django_jobqueue.handlers import Handler, registry
 from django_jobqueue.outcomes import Outcome, Refused, Succeeded, failed
 from django_jobqueue.payload import checked_result
@@ -35,6 +41,11 @@ class JobContext:
         self.claim = claim
         self._good_until = good_until
         self._lost = False
+        self._began_at: float | None = None
+        self._ended = False
+        self._thread_id: int | None = None
+        self._cancel_coroutine: Callable[[], object] | None = None
+        self._guard = Lock()  # guards the coroutine between its start and a cancel
 
     @cached_property
     def job(self) -> ProcessingJob:
@@ -69,6 +80,60 @@ class JobContext:
         """The heartbeat found that the lock belongs to another claim."""
         self._lost = True
 
+    # --- the run, as the worker sees it --------------------------------------------------------
+
+    def begins(self) -> None:
+        """The handler starts, on this thread."""
+        self._began_at = time.monotonic()
+        self._thread_id = threading.get_ident()
+
+    def ends(self) -> None:
+        """The attempt has ended, its commit included: no timeout comes any more."""
+        self._ended = True
+
+    @property
+    def ran_for(self) -> float:
+        """Seconds since the handler started; 0 before."""
+        return 0.0 if self._began_at is None else time.monotonic() - self._began_at
+
+    @property
+    def timeout(self) -> float | None:
+        """The handler's timeout in seconds."""
+        handler = registry.find(self.claim.handler)
+        return None if handler is None else handler.timeout
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the timeout; infinite without one, and when the attempt has ended."""
+        if self._ended or self.timeout is None:
+            return math.inf
+        return self.timeout - self.ran_for
+
+    def cancel(self) -> None:
+        """Whatever the handler still does, its end is not recorded. A coroutine is cancelled; a
+        thread can only be told, by `lock_lost`."""
+        with self._guard:
+            self.lose_lock()
+            if self._cancel_coroutine is not None:
+                self._cancel_coroutine()
+
+    def runs_coroutine(self, cancel: Callable[[], object]) -> None:
+        """The handler is a coroutine, and this cancels it."""
+        with self._guard:
+            self._cancel_coroutine = cancel
+            if self._lost:
+                cancel()
+
+    def coroutine_ended(self) -> None:
+        """There is nothing left to cancel: its event loop is about to be closed."""
+        with self._guard:
+            self._cancel_coroutine = None
+
+    def stack(self) -> str:
+        """Where the handler's thread is just now."""
+        frame = sys._current_frames().get(self._thread_id or 0)
+        return "" if frame is None else "".join(traceback.format_stack(frame))
+
 
 def execute(context: JobContext) -> Outcome:
     """Run the handler of a claimed job.
@@ -76,9 +141,18 @@ def execute(context: JobContext) -> Outcome:
     Whatever it raises, `SystemExit` and other `BaseException` included, is a failed attempt: the
     thread that runs it goes on with the next job.
     """
-    started = time.perf_counter()
+    context.begins()
     outcome = _outcome(context)
-    return dataclasses.replace(outcome, seconds=time.perf_counter() - started)
+    return dataclasses.replace(outcome, seconds=context.ran_for)
+
+
+def timed_out(context: JobContext) -> Outcome:
+    """What a timeout makes of an attempt: it failed, and its traceback is where it hangs."""
+    name, seconds = context.claim.handler, context.timeout
+    outcome = failed(context.claim, f"Timed out: {name} ran longer than its {seconds:g} s.")
+    stack = storable(context.stack(), length=TRACEBACK_LENGTH)
+    stuck = dataclasses.replace(outcome.failure, traceback=stack)
+    return dataclasses.replace(outcome, failure=stuck, seconds=context.ran_for)
 
 
 def _outcome(context: JobContext) -> Outcome:
@@ -100,14 +174,20 @@ def _outcome(context: JobContext) -> Outcome:
 def _called(handler: Handler[..., Any], context: JobContext) -> Any:
     arguments = (context,) if handler.takes_context else ()
     returned = handler.function(*arguments, **context.claim.payload)
-    return _awaited(returned) if inspect.iscoroutine(returned) else returned
+    return _awaited(returned, context) if inspect.iscoroutine(returned) else returned
 
 
 @async_to_sync
-async def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
+async def _awaited(coroutine: Coroutine[Any, Any, Any], context: JobContext) -> Any:
     # Not asyncio.run: what the coroutine sends to `sync_to_async`, the ORM above all, runs on this
     # thread, over the connection that is cleaned up after the job.
-    return await coroutine
+    task = asyncio.current_task()
+    assert task is not None
+    context.runs_coroutine(partial(task.get_loop().call_soon_threadsafe, task.cancel))
+    try:
+        return await coroutine
+    finally:
+        context.coroutine_ended()
 
 
 def _success(job: ProcessingJob, result: Any) -> Outcome:

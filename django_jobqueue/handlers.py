@@ -24,6 +24,7 @@ from django_jobqueue.values import (
     checked_max_attempts,
     checked_name,
     checked_priority,
+    checked_span,
     shown,
 )
 
@@ -63,6 +64,8 @@ class Handler(Generic[P, R]):
         max_attempts: int | None,
         backoff: Backoff | None,
         takes_context: bool,
+        timeout: float | timedelta | None,
+        atomic: bool,
     ) -> None:
         functools.update_wrapper(self, function)
         self.function = function
@@ -72,6 +75,8 @@ class Handler(Generic[P, R]):
         self.max_attempts = None if max_attempts is None else checked_max_attempts(max_attempts)
         self.backoff = _checked_backoff(backoff)
         self.takes_context = takes_context
+        self.timeout = None if timeout is None else checked_span(timeout, what="timeout")
+        self.atomic = atomic
         self._signature = _payload_signature(function, takes_context)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -199,6 +204,8 @@ def handler(
     max_attempts: int | None = None,
     backoff: Backoff | None = None,
     takes_context: bool = False,
+    timeout: float | timedelta | None = None,
+    atomic: bool = False,
 ) -> Callable[[Callable[P, R]], Handler[P, R]]: ...
 
 
@@ -212,17 +219,27 @@ def handler(
     max_attempts: int | None = None,
     backoff: Backoff | None = None,
     takes_context: bool = False,
+    timeout: float | timedelta | None = None,
+    atomic: bool = False,
 ) -> Handler[P, R] | Callable[[Callable[P, R]], Handler[P, R]]:
     """Make a function the handler of jobs: `@handler`, or with defaults `@handler(queue="mail")`.
 
     `name` defaults to `<module>.<function>`. `max_attempts` and `backoff` (a function from the
     number of the failed attempt to seconds) default to the settings. With `takes_context=True` the
-    function gets a `JobContext` as its first argument. Raises `DuplicateHandler`, `ValueError` for
+    function gets a `JobContext` as its first argument. An attempt that runs longer than `timeout`
+    (seconds or a `timedelta`) has failed: a coroutine is cancelled, a thread keeps its slot until
+    it comes back. With `atomic=True` the function runs in a transaction that commits together with
+    its result and the job's end, or not at all. Raises `DuplicateHandler`, `ValueError` for
     a bad option and `TypeError` for what is no plain function.
     """
 
     def register(function: Callable[P, R]) -> Handler[P, R]:
         _check_plain_function(function)
+        if atomic and inspect.iscoroutinefunction(function):
+            raise TypeError(
+                f"{_path(function)} is async, and Django has no transactions for async code:"
+                " atomic=True goes on a plain function."
+            )
         made = Handler(
             function,
             name=_importable_name(function) if name is None else name,
@@ -231,6 +248,8 @@ def handler(
             max_attempts=max_attempts,
             backoff=backoff,
             takes_context=takes_context,
+            timeout=timeout,
+            atomic=atomic,
         )
         registry.add(made)
         return made

@@ -226,6 +226,12 @@ class Worker(models.Model):
     queues = models.JSONField(_("queues"), null=True, help_text=_("Empty: every queue."))
     slots = models.SmallIntegerField(_("slots"), help_text=_("Jobs it runs at a time."))
     busy_slots = models.SmallIntegerField(_("busy slots"), db_default=0)
+    hung_slots = models.SmallIntegerField(
+        _("hung slots"), db_default=0, help_text=_("Busy with a handler that is past its timeout.")
+    )
+    full_since = models.DateTimeField(
+        _("full since"), null=True, help_text=_("Since when no slot has been free.")
+    )
     started_at = models.DateTimeField(_("started at"), db_default=Now())
     heartbeat_at = models.DateTimeField(_("heartbeat at"), db_default=Now())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ class WorkerProcess:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=env,
+                start_new_session=True,
             )
 
     @property
@@ -48,6 +50,10 @@ class WorkerProcess:
 
         wait_until(said, timeout=30)
         assert text in self.output, self.output
+
+    def interrupt_group(self) -> None:
+        """What Ctrl-C does in a terminal: SIGINT reaches the whole process group."""
+        os.killpg(self._process.pid, signal.SIGINT)
 
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)

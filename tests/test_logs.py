@@ -279,7 +279,7 @@ def test_an_outage_says_when_the_next_try_is(lines: Any) -> None:
             "ERROR",
             "The database does not answer, next try in 1.2 s: server closed the connection",
         ),
-        ("INFO", "The database answers again."),
+        ("WARNING", "The database answers again."),
     ]
 
 
@@ -300,6 +300,39 @@ def test_jobs_that_nobody_here_can_run_are_shown_by_handler(lines: Any) -> None:
                 " know."
             ),
         ),
+    ]
+
+
+# --- the lines of a parent ---------------------------------------------------------------------
+
+
+def test_a_parent_says_which_processes_come_and_go(lines: Any) -> None:
+    signals.process_started.send_robust(None, pid=4711)
+    signals.process_ended.send_robust(None, pid=4711)
+
+    assert lines() == [
+        ("INFO", "Worker process 4711 started."),
+        ("INFO", "Worker process 4711 ended."),
+    ]
+
+
+def test_a_death_is_an_error_and_says_when_another_one_starts(lines: Any) -> None:
+    signals.process_died.send_robust(None, pid=4711, reason="SIGKILL", wait=2.0)
+    signals.process_died.send_robust(None, pid=4712, reason="exit code 1", wait=None)
+
+    assert lines() == [
+        ("ERROR", "Worker process 4711 ended (SIGKILL), another starts in 2 s."),
+        ("ERROR", "Worker process 4712 ended (exit code 1)."),
+    ]
+
+
+def test_a_stopping_parent_says_why_and_what_it_waits_for(lines: Any) -> None:
+    signals.parent_stopping.send_robust(None, running=4, reason="SIGTERM")
+    signals.parent_stopped.send_robust(None)
+
+    assert lines() == [
+        ("INFO", "Stopping (SIGTERM): 4 worker processes."),
+        ("INFO", "All worker processes have ended."),
     ]
 
 

@@ -29,6 +29,8 @@ class AgedWorker(Protocol):
     queues: list[str] | None
     slots: int
     busy_slots: int
+    hung_slots: int
+    full_age: timedelta | None
     heartbeat_age: timedelta
 
 
@@ -49,9 +51,9 @@ class WorkerAdmin(_Admin):
         return False
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        age = ExpressionWrapper(Now() - F("heartbeat_at"), output_field=DurationField())
-        workers = Worker.objects.using(router.db_for_write(Worker)).annotate(heartbeat_age=age)
-        return workers.order_by("name")
+        workers = Worker.objects.using(router.db_for_write(Worker))
+        aged = workers.annotate(heartbeat_age=_age("heartbeat_at"), full_age=_age("full_since"))
+        return aged.order_by("name")
 
     @admin.display(description=gettext_lazy("queues"))
     def served_queues(self, worker: AgedWorker) -> str:
@@ -60,8 +62,13 @@ class WorkerAdmin(_Admin):
 
     @admin.display(description=gettext_lazy("busy slots"))
     def slots_busy(self, worker: AgedWorker) -> str:
-        """How many of its slots run a job."""
-        return f"{worker.busy_slots} / {worker.slots}"
+        """How many of its slots run a job, how many of these hang, and since when none is free."""
+        parts = [f"{worker.busy_slots} / {worker.slots}"]
+        if worker.hung_slots:
+            parts.append(_("hanging: %d") % worker.hung_slots)
+        if worker.full_age is not None:
+            parts.append(_("no free slot for %d s") % worker.full_age.total_seconds())
+        return ", ".join(parts)
 
     @admin.display(description=gettext_lazy("started at"))
     def started(self, worker: Worker) -> str | None:
@@ -80,3 +87,7 @@ class WorkerAdmin(_Admin):
         text = _("%d s ago") % seconds
         lost = seconds > jobqueue_settings().STALE_LOCK_AFTER
         return _("%s: lost?") % text if lost else text
+
+
+def _age(field: str) -> ExpressionWrapper[Any]:
+    return ExpressionWrapper(Now() - F(field), output_field=DurationField())

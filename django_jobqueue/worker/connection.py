@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from django.db import Error, InterfaceError, OperationalError, connections
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-_OUTAGE_CLASSES = frozenset(
-    {
-        "08",  # connection
-        "25",  # the session became read-only: a primary that is one no more
-        "40",  # serialization, deadlock
-        "53",  # out of connections, memory or disk
-        "55",  # a lock was not to be had
-        "57",  # shutting down, starting up, cancelled, timed out
-    }
-)
+from django_jobqueue.worker.watchdog import Conversation
 
-#: Of class 08, but what a message that is too large gets: it would be too large again.
-_PROTOCOL_VIOLATION = "08P01"
+#: What libpq leaves to the system, which waits for minutes or hours. Seconds, but the last one.
+_NOTICES_A_DEAD_PEER = {
+    "connect_timeout": 5,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
 
 
 @contextmanager
@@ -29,8 +26,8 @@ def bookkeeping_connection(alias: str, role: str) -> Iterator[BaseDatabaseWrappe
     """Within, this thread's connection to `alias` is one of its own.
 
     Whatever the project configured for requests: in autocommit (a claim must be committed before a
-    handler runs), READ COMMITTED (what the moves are written for), outside any pool, kept open, and
-    named `django_jobqueue <role>` in `pg_stat_activity`.
+    handler runs), READ COMMITTED (what the moves are written for), outside any pool, kept open,
+    quick to notice a peer that is gone, and named `django_jobqueue <role>` in `pg_stat_activity`.
     """
     usual = connections[alias]
     own = usual.copy()
@@ -49,20 +46,27 @@ def bookkeeping_connection(alias: str, role: str) -> Iterator[BaseDatabaseWrappe
         connections[alias] = usual
 
 
-def leave_clean() -> None:
+def leave_clean(conversation: Conversation) -> None:
     """After a handler: nothing of its sessions reaches this thread's next job.
 
-    Sessions with an open transaction are closed, those that live on begin anew.
+    Sessions with an open transaction are closed, those that live on begin anew. One that does not
+    answer is cut off by the watchdog of this conversation.
     """
     for connection in connections.all(initialized_only=True):
         try:
-            if is_spoilt(connection):
-                throw_away(connection)
-            else:
-                _begin_anew(connection)
-                connection.close_if_unusable_or_obsolete()
+            with conversation.asking(connection):
+                _leave_session_clean(connection)
         except Exception:
-            throw_away(connection)
+            with suppress(Exception):
+                throw_away(connection)
+
+
+def _leave_session_clean(connection: BaseDatabaseWrapper) -> None:
+    if is_spoilt(connection):
+        throw_away(connection)
+    else:
+        _begin_anew(connection)
+        connection.close_if_unusable_or_obsolete()
 
 
 def is_spoilt(connection: BaseDatabaseWrapper) -> bool:
@@ -96,25 +100,14 @@ def reopen(connection: BaseDatabaseWrapper) -> None:
 
 def _begin_anew(connection: BaseDatabaseWrapper) -> None:
     """Forget what was SET, prepared, listened to or locked in a session that will be used again."""
-    outlives_the_job = connection.settings_dict["CONN_MAX_AGE"] != 0 or getattr(
-        connection, "pool", None
-    )
-    if connection.connection is None or connection.vendor != "postgresql" or not outlives_the_job:
+    if connection.connection is None or connection.vendor != "postgresql":
         return
+    if connection.settings_dict["CONN_MAX_AGE"] == 0 and not getattr(connection, "pool", None):
+        return  # it is closed now
     connection.connection.execute("DISCARD ALL")
     connection.init_connection_state()
 
 
-def is_outage(error: BaseException) -> bool:
-    """Whether waiting can help: the database is away, or too busy to answer."""
-    if not isinstance(error, Error):
-        return False
-    sqlstate = getattr(error.__cause__, "sqlstate", None)
-    if sqlstate is None:
-        return isinstance(error, (OperationalError, InterfaceError))
-    return sqlstate != _PROTOCOL_VIOLATION and str(sqlstate)[:2] in _OUTAGE_CLASSES
-
-
 def _options(configured: dict[str, Any], role: str) -> dict[str, Any]:
     kept = {k: v for k, v in configured.items() if k not in ("pool", "isolation_level")}
-    return {**kept, "application_name": f"django_jobqueue {role}"}
+    return {**_NOTICES_A_DEAD_PEER, **kept, "application_name": f"django_jobqueue {role}"}

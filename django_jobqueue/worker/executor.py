@@ -7,34 +7,54 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 
-from django.db import connections
+from django.db import close_old_connections, connections
 
 from django_jobqueue import signals
 from django_jobqueue.execution import JobContext, execute
+from django_jobqueue.handlers import registry
 from django_jobqueue.outcomes import Outcome, failed
+from django_jobqueue.worker.atomic import execute_atomically
 from django_jobqueue.worker.connection import leave_clean
+from django_jobqueue.worker.watchdog import Conversation, lock_length
+
+_CLOSE_OLD_SESSIONS_EVERY = 30.0
 
 
 class Executor:
-    """`threads` threads take what is submitted and hand each outcome to `on_outcome`."""
+    """`threads` threads take what is submitted and hand each outcome to `on_outcome`.
+
+    `conversations` are for a watchdog: what the threads ask when they clean up after a handler.
+    """
 
     def __init__(
         self,
         threads: int,
         *,
+        database: str,
         on_outcome: Callable[[Outcome], None],
         on_crash: Callable[[BaseException], None],
     ) -> None:
         self._work: SimpleQueue[JobContext | None] = SimpleQueue()
+        self._database = database
         self._on_outcome = on_outcome
         self._on_crash = on_crash
         self._pid = os.getpid()
+        self.conversations = [
+            Conversation("clean-up after a handler", patience=lock_length)
+            for _number in range(threads)
+        ]
         # Daemons, so that a handler that hangs cannot keep the process; `stop` ends idle ones.
         self._threads = [
-            threading.Thread(target=self._run, name=f"jobqueue-executor-{number}", daemon=True)
-            for number in range(1, threads + 1)
+            threading.Thread(
+                target=self._run,
+                args=(conversation,),
+                name=f"jobqueue-executor-{number}",
+                daemon=True,
+            )
+            for number, conversation in enumerate(self.conversations, start=1)
         ]
 
     def start(self) -> None:
@@ -65,26 +85,42 @@ class Executor:
             thread.join(timeout=max(0.0, deadline - time.monotonic()))
         return sum(thread.is_alive() for thread in self._threads)
 
-    def _run(self) -> None:
+    def _run(self, conversation: Conversation) -> None:
         try:
-            while (context := self._work.get()) is not None:
-                self._on_outcome(self._outcome_of(context))
+            while (context := self._next()) is not None:
+                self._on_outcome(self._outcome_of(context, conversation))
         except BaseException as error:
             self._on_crash(error)
         finally:
             connections.close_all()
 
-    def _outcome_of(self, context: JobContext) -> Outcome:
+    def _next(self) -> JobContext | None:
+        """Wait for work. Sessions older than their CONN_MAX_AGE do not outlive a long wait."""
+        while True:
+            try:
+                return self._work.get(timeout=_CLOSE_OLD_SESSIONS_EVERY)
+            except Empty:
+                with suppress(Exception):  # a session that cannot be closed is no reason to end
+                    close_old_connections()
+
+    def _outcome_of(self, context: JobContext, conversation: Conversation) -> Outcome:
         signals.tell(signals.job_started, type(context.claim), job=context.claim)
         try:
             # A context of its own: language, time zone and other context variables a handler
             # sets end with it.
-            return contextvars.copy_context().run(execute, context)
+            return contextvars.copy_context().run(self._execute, context)
         except BaseException as error:  # ours, and still this job's only
             return failed(context.claim, error)
         finally:
+            context.ends()
             self._end_forked_child()
-            leave_clean()
+            leave_clean(conversation)
+
+    def _execute(self, context: JobContext) -> Outcome:
+        handler = registry.find(context.claim.handler)
+        if handler is not None and handler.atomic:
+            return execute_atomically(context, database=self._database)
+        return execute(context)
 
     def _end_forked_child(self) -> None:
         # A child that a handler forked, and that did not end there, must not go on as a worker.

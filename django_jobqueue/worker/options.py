@@ -24,7 +24,8 @@ class WorkerOptions:
     """How one worker runs. Spans of time are seconds.
 
     `queues` None means every queue. `burst` ends the worker when nothing is due. `max_jobs` ends
-    it after so many jobs.
+    it after so many jobs. `restart_when_hung` ends it when every slot holds a handler past its
+    timeout, for whoever started it to start it again.
     """
 
     queues: tuple[str, ...] | None = None
@@ -32,6 +33,7 @@ class WorkerOptions:
     burst: bool = False
     max_jobs: int | None = None
     shutdown_timeout: float = field(default_factory=lambda: jobqueue_settings().SHUTDOWN_TIMEOUT)
+    restart_when_hung: bool = False
     database: str = "default"
     name: str = field(default_factory=_drawn_name)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 from datetime import timedelta
+from typing import Any
 
+from django.db import transaction
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 
@@ -25,17 +27,27 @@ class Registration:
         self._options = options
         self._rows = Worker.objects.using(options.database)
 
-    def beat(self, *, busy_slots: int) -> None:
-        """Say that the worker is alive and how many of its slots are busy."""
-        if not self._own_row().update(heartbeat_at=Now(), busy_slots=busy_slots):
-            self._begin(busy_slots)
+    def beat(self, *, busy_slots: int, hung_slots: int, full_for: float | None) -> None:
+        """Say that the worker is alive, how many of its slots are busy, how many of these hang,
+        and for how many seconds none has been free."""
+        state = {
+            "heartbeat_at": Now(),
+            "busy_slots": busy_slots,
+            "hung_slots": hung_slots,
+            "full_since": None if full_for is None else Now() - timedelta(seconds=full_for),
+        }
+        own = self._rows.filter(name=self._options.name)
+        with transaction.atomic(using=self._options.database):
+            if not _free(own).update(**state) and not own.exists():
+                self._begin(state)
 
     def end(self) -> None:
         """Delete the row."""
-        self._own_row().delete()
+        with transaction.atomic(using=self._options.database):
+            _free(self._rows.filter(name=self._options.name)).delete()
 
-    def _begin(self, busy_slots: int) -> None:
-        self._rows.filter(heartbeat_at__lt=Now() - _FORGOTTEN_AFTER).delete()
+    def _begin(self, state: dict[str, Any]) -> None:
+        _free(self._rows.filter(heartbeat_at__lt=Now() - _FORGOTTEN_AFTER)).delete()
         self._rows.create(
             name=self._options.name,
             host=socket.gethostname()[:NAME_LENGTH],
@@ -43,8 +55,12 @@ class Registration:
             version=django_jobqueue.__version__,
             queues=None if self._options.queues is None else list(self._options.queues),
             slots=self._options.threads,
-            busy_slots=busy_slots,
+            **state,
         )
 
-    def _own_row(self) -> QuerySet[Worker]:
-        return self._rows.filter(name=self._options.name)
+
+def _free(rows: QuerySet[Worker]) -> QuerySet[Worker]:
+    """Those of these rows that nobody has locked: no worker waits for a row about itself."""
+    return Worker.objects.using(rows.db).filter(
+        pk__in=rows.select_for_update(skip_locked=True).values("pk")
+    )

@@ -12,8 +12,10 @@ class Summary:
     """What a worker did, counted by how each attempt ended.
 
     `failed` attempts wait for their retry, `released` jobs were given back unfinished, `lost` ones
-    belonged to another worker by the time they ended. `hung` handlers were still running when the
-    worker stopped. `at_once` tells that a second stop cut the shutdown short.
+    belonged to another worker by the time they ended. Jobs `left_behind` could be neither recorded
+    nor given back. `hung` handlers were still running when the worker stopped. `at_once` tells that
+    a second stop cut the shutdown short, `hangs` that the worker stopped because every slot held a
+    handler past its timeout.
     """
 
     succeeded: int = 0
@@ -21,9 +23,11 @@ class Summary:
     dead_letters: int = 0
     released: int = 0
     lost: int = 0
+    left_behind: int = 0
     hung: int = 0
     seconds: float = 0.0
     at_once: bool = False
+    hangs: bool = False
 
     def add(self, status: Status) -> None:
         """Count an attempt by the status its job has now; `processing`: it was another worker's."""
@@ -46,4 +50,6 @@ class Summary:
         ]
         counts += [f"{self.released} given back"] * bool(self.released)
         counts += [f"{self.lost} lost"] * bool(self.lost)
+        counts += [f"{self.left_behind} left behind"] * bool(self.left_behind)
+        counts += [f"{self.hung} handlers cut off"] * bool(self.hung)
         return f"{', '.join(counts)} in {self.seconds:.1f} s"

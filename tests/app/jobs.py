@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from django.db import connection, transaction
+from django.db import Error, connection, connections, transaction
 
 from django_jobqueue import DeadLetter, Retry, handler
 from django_jobqueue.execution import JobContext
@@ -98,11 +102,7 @@ def touch(context: JobContext, path: str) -> None:
 def wait_for(path: str) -> None:
     """Run until a file exists; another one, `<path>.started`, tells that this runs."""
     Path(f"{path}.started").touch()
-    give_up = time.monotonic() + _LONGEST_WAIT
-    while not Path(path).exists():
-        if time.monotonic() > give_up:
-            raise TimeoutError(f"{path} did not appear within {_LONGEST_WAIT} s")
-        time.sleep(0.01)
+    _wait_for_file(path)
 
 
 @handler
@@ -197,3 +197,145 @@ def set_search_path(path: str) -> None:
     """Leave a session setting behind."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT set_config('search_path', %s, false)", [path])
+
+
+@handler
+def select(aliases: list[str], own_thread: bool = False) -> None:
+    """Use these databases, on a thread of its own if wanted, which closes what it opened."""
+
+    def ask() -> None:
+        for alias in aliases:
+            with connections[alias].cursor() as cursor:
+                cursor.execute("SELECT 1")
+
+    def ask_and_close() -> None:
+        try:
+            ask()
+        finally:
+            connections.close_all()
+
+    if not own_thread:
+        ask()
+        return
+    thread = threading.Thread(target=ask_and_close)
+    thread.start()
+    thread.join()
+
+
+@handler
+def wait_for_and_fail(path: str) -> None:
+    """Run until a file exists, and fail then."""
+    wait_for(path)
+    raise ValueError(f"{path} appeared")
+
+
+@handler(timeout=0.4, max_attempts=2, backoff=at_once)
+def overrun(path: str) -> str:
+    """Run past the timeout, until a file exists; `<path>.started` counts the starts."""
+    with Path(f"{path}.started").open("a") as starts:
+        starts.write("started\n")
+    _wait_for_file(path)
+    return "late"
+
+
+@handler(timeout=0.4, max_attempts=1)
+async def overrun_async(path: str) -> None:
+    """Run past the timeout; a file tells that it was cancelled."""
+    try:
+        await asyncio.sleep(_LONGEST_WAIT)
+    except asyncio.CancelledError:
+        Path(path).touch()
+        raise
+
+
+@handler(timeout=30)
+def quick(value: int) -> int:
+    """End long before its timeout."""
+    return value
+
+
+@handler(timeout=0.4, takes_context=True, max_attempts=1)
+def overrun_politely(context: JobContext, path: str) -> None:
+    """Run until the context says that nobody waits for the result any more."""
+    while not context.lock_lost:
+        time.sleep(0.01)
+    Path(path).touch()
+
+
+@handler(atomic=True, backoff=at_once, max_attempts=2, takes_context=True)
+def write(context: JobContext, name: str, how: str = "") -> str:
+    """Write a row of the project's own, then do something that should undo it."""
+    _write_group(name)
+    if how == "enqueue" and context.attempt == 1:
+        for number in range(6):
+            add.enqueue(a=number)
+        raise ValueError("after six of ten")
+    if how in WAYS_TO_UNDO:
+        WAYS_TO_UNDO[how]()
+    return name
+
+
+def _write_group(name: str) -> None:
+    # Not at the top: one test imports these handlers where Django is not set up.
+    from django.contrib.auth.models import Group
+
+    Group.objects.create(name=name)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _swallow_a_database_error() -> None:
+    with contextlib.suppress(Error), connection.cursor() as cursor:
+        cursor.execute("SELECT 1 / 0")
+
+
+def _break_a_deferred_constraint() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO auth_group_permissions (group_id, permission_id) VALUES (-1, -1)"
+        )
+
+
+WAYS_TO_UNDO: dict[str, Callable[[], object]] = {
+    "raise": lambda: _raise(ValueError("broken")),
+    "exit": lambda: _raise(SystemExit(3)),
+    "retry": lambda: _raise(Retry(after=0)),
+    "refuse": lambda: _raise(DeadLetter("no")),
+    "swallow": _swallow_a_database_error,
+    "rollback": lambda: transaction.set_rollback(True),
+    "plain rollback": lambda: connection.cursor().execute("ROLLBACK"),
+    "another transaction": lambda: connection.cursor().execute("ROLLBACK AND CHAIN"),
+    "leave open": lambda: transaction.atomic().__enter__(),
+    "close": lambda: connection.close(),
+    "deferred": _break_a_deferred_constraint,
+    "fail after commit": lambda: transaction.on_commit(lambda: _raise(ValueError("too late"))),
+}
+
+
+def _wait_for_file(path: str) -> None:
+    give_up = time.monotonic() + _LONGEST_WAIT
+    while not Path(path).exists():
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"{path} did not appear within {_LONGEST_WAIT} s")
+        time.sleep(0.01)
+
+
+@handler(atomic=True)
+def ask_nothing() -> str:
+    """Find nothing to do."""
+    return "nothing"
+
+
+@handler(atomic=True, timeout=0.4, max_attempts=1)
+def write_late(name: str, path: str) -> None:
+    """Write, and end after the timeout."""
+    _write_group(name)
+    _wait_for_file(path)
+
+
+@handler
+def leave_thread_running() -> None:
+    """Start a thread that Python waits for at its end."""
+    threading.Thread(target=time.sleep, args=(_LONGEST_WAIT * 10,)).start()

@@ -9,7 +9,9 @@ from django.db import Error, connection, connections, transaction
 
 from django_jobqueue import Status
 from django_jobqueue.models import ProcessingJob
-from django_jobqueue.worker.connection import bookkeeping_connection, is_outage, leave_clean
+from django_jobqueue.sqlstates import is_outage
+from django_jobqueue.worker.connection import bookkeeping_connection, leave_clean
+from django_jobqueue.worker.watchdog import Conversation
 from tests.racing import in_thread
 from tests.rows import sql
 
@@ -59,7 +61,7 @@ class TestLeaveClean:
             if leave_open == "aborted":
                 with pytest.raises(Error):
                     sql("SELECT 1/0")
-            leave_clean()
+            leave_clean(Conversation("test", patience=lambda: 60))
             return connections["default"].in_atomic_block, sql("SELECT 1")
 
         assert in_thread(act) == (False, [(1,)])
@@ -69,7 +71,7 @@ class TestLeaveClean:
         def act() -> list[Any]:
             sql("SELECT 1")
             connections["default"].connection.close()
-            leave_clean()
+            leave_clean(Conversation("test", patience=lambda: 60))
             return sql("SELECT 2")
 
         assert in_thread(act) == [(2,)]
@@ -79,7 +81,7 @@ class TestLeaveClean:
 
         def act() -> bool:
             before = sql("SELECT pg_backend_pid()")
-            leave_clean()
+            leave_clean(Conversation("test", patience=lambda: 60))
             return before == sql("SELECT pg_backend_pid()")
 
         assert in_thread(act)

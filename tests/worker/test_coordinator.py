@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from django.db import ProgrammingError, connection, transaction
 
 from django_jobqueue import Status, signals
 from django_jobqueue.models import JobAttempt, ProcessingJob, Worker
-from django_jobqueue.worker import Coordinator, Summary, WorkerOptions
+from django_jobqueue.worker import Coordinator, WorkerOptions
 from tests.app.jobs import (
     add,
     add_async,
@@ -39,6 +38,7 @@ from tests.app.jobs import (
     touch,
     wait_for,
 )
+from tests.coordinators import burst, working
 from tests.racing import closing_connections, in_thread
 from tests.rows import WORKER_B, make_stale, sql
 from tests.waiting import wait_until
@@ -46,25 +46,6 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.django_db(transaction=True)
 
 jobs = ProcessingJob.objects
-
-
-def burst(**options: Any) -> Summary:
-    return Coordinator(WorkerOptions(burst=True, **options)).run()
-
-
-@contextmanager
-def working(*, stop_at_the_end: bool = True, **options: Any) -> Iterator[Coordinator]:
-    """A coordinator in a thread of its own, stopped at the end unless the test does it."""
-    coordinator = Coordinator(WorkerOptions(**options))
-    thread = threading.Thread(target=coordinator.run)
-    thread.start()
-    try:
-        yield coordinator
-    finally:
-        if stop_at_the_end:
-            coordinator.stop()
-        thread.join(timeout=60)
-        assert not thread.is_alive()
 
 
 def status_of(job: ProcessingJob) -> Callable[[Status], Callable[[], bool]]:
@@ -201,7 +182,7 @@ class TestUnknownHandlers:
 class TestStopping:
     def test_an_idle_worker_stops_at_once(self, settings: Any) -> None:
         settings.DJANGO_JOBQUEUE = {"POLL_INTERVAL": 60}
-        with working(stop_at_the_end=False) as coordinator:
+        with working() as coordinator:
             wait_until(Worker.objects.exists)
             asked = time.monotonic()
             coordinator.stop()
@@ -209,7 +190,7 @@ class TestStopping:
 
     def test_what_runs_may_finish(self, tmp_path: Path) -> None:
         job = wait_for.enqueue(path=str(tmp_path / "go"))
-        with working(stop_at_the_end=False) as coordinator:
+        with working() as coordinator:
             wait_until((tmp_path / "go.started").exists)
             coordinator.stop()
             (tmp_path / "go").touch()
@@ -218,10 +199,10 @@ class TestStopping:
 
     def test_nothing_new_is_claimed(self, tmp_path: Path) -> None:
         wait_for.enqueue(path=str(tmp_path / "go"))
-        with working(threads=2, stop_at_the_end=False) as coordinator:
+        with working(threads=2) as coordinator:
             wait_until((tmp_path / "go.started").exists)
             coordinator.stop()
-            wait_until(lambda: coordinator._stopping)
+            wait_until(lambda: coordinator.shutdown.has_begun)
             late = noop.enqueue()
             (tmp_path / "go").touch()
         assert stored(late).status == Status.PENDING
@@ -243,6 +224,7 @@ class TestStopping:
         with working(shutdown_timeout=60) as coordinator:
             wait_until((tmp_path / "go.started").exists)
             asked = time.monotonic()
+            coordinator.stop()
             coordinator.stop()
         assert time.monotonic() - asked < 20, "it does not wait for the shutdown timeout"
         assert stored(job).status == Status.PENDING
