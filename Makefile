@@ -1,4 +1,4 @@
-# The two commands: make demo, make check. Each makes its own .venv when there is none.
+# The commands: make demo, make check, make chaos. Each makes its own .venv when there is none.
 
 PYTHON ?= python3
 VENV := .venv
@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/installed
 # A folder to import instead of the example's inbox: make demo FOLDER=/usr/share/doc
 FOLDER ?=
 
-.PHONY: demo check format clean
+.PHONY: demo check chaos format clean
 
 demo: $(INSTALLED)
 	$(RUN) manage.py demo $(if $(FOLDER),"$(FOLDER)")
@@ -17,7 +17,12 @@ check: $(INSTALLED)
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 	$(RUN) manage.py makemigrations --check --dry-run
-	$(RUN) -m pytest -n 2
+	$(RUN) -m pytest -n 4
+	$(RUN) -m tests.chaos --short
+
+# Breaks workers, sessions, servers and the network for a quarter of an hour.
+chaos: $(INSTALLED)
+	$(RUN) -m tests.chaos
 
 format: $(INSTALLED)
 	$(RUN) -m ruff check --fix .

@@ -30,12 +30,13 @@ def execute_atomically(context: JobContext, *, database: str) -> Outcome:
     try:
         with transaction.atomic(using=database, durable=True):
             # Its release proves that the transaction is still this one, and that nothing broke it.
-            savepoint = transaction.savepoint(using=database)
+            savepoint = connection.savepoint()
+            assert savepoint is not None, "inside a transaction there is one"
             outcome = execute(context)
             if not isinstance(outcome, Succeeded):
                 raise _NotCommitted
             _check_no_block_is_open(connection)
-            transaction.savepoint_commit(savepoint, using=database)
+            connection.savepoint_commit(savepoint)
             context.check()
             ProcessingJob.objects.using(database).settle_in_transaction(outcome)
         _check_committed(connection)

@@ -65,7 +65,7 @@ class Slots:
         """Seconds until the next attempt is overdue, or hangs."""
         timeouts = [context.seconds_left for context in self._running()]
         hangs = [one.seconds_left + _TIME_TO_COME_BACK for one in self._overdue.held()]
-        return min((left for left in timeouts + hangs if left > 0), default=math.inf)
+        return min(timeouts + [left for left in hangs if left > 0], default=math.inf)
 
     def note_whether_full(self) -> None:
         """To be called whenever it may have changed."""

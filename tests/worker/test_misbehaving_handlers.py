@@ -132,7 +132,7 @@ def leave_atomic() -> None:
 
 def leave_savepoint() -> None:
     transaction.atomic().__enter__()
-    transaction.savepoint()
+    connection.savepoint()
 
 
 def leave_open_cursor() -> None:

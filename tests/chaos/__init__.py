@@ -1,0 +1,1 @@
+"""Real workers on real servers, broken on purpose: `python -m tests.chaos`."""
