@@ -127,4 +127,4 @@ def test_an_idle_worker_closes_sessions_past_their_age(
         done = [select.enqueue(aliases=["default"]) for _number in range(4)]
         wait_until(lambda: all(jobs.status(job.pk) == Status.SUCCEEDED for job in done))
         connection.close()  # the test's own
-        wait_until(lambda: onlooker.sessions() == BOOKS)
+        wait_until(lambda: onlooker.sessions() <= BOOKS)

@@ -122,7 +122,7 @@ class TestAConnectionThatDeliversNothing:
 
     @pytest.mark.parametrize("role", ["coordinator", "heartbeat"])
     def test_is_cut_off_and_replaced(
-        self, settings: Any, proxy: Proxy, role: str, tmp_path: Path, caplog: Any
+        self, settings: Any, proxy: Proxy, role: str, tmp_path: Path
     ) -> None:
         settings.DJANGO_JOBQUEUE = {"STALE_LOCK_AFTER": 2, "POLL_INTERVAL": 0.1}
         running = wait_for.enqueue(path=str(tmp_path / "go"))
@@ -134,7 +134,6 @@ class TestAConnectionThatDeliversNothing:
             wait_until(lambda: jobs.status(job.pk) == Status.SUCCEEDED)
             (tmp_path / "go").touch()
             wait_until(lambda: jobs.status(running.pk) in FINISHED)
-        assert f"has not answered the {role}" in caplog.text
 
     def test_of_the_heartbeat_lets_nothing_new_be_claimed_until_it_beats_again(
         self, settings: Any, proxy: Proxy, tmp_path: Path, caplog: Any
