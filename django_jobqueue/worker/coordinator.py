@@ -67,6 +67,11 @@ class _Clock:
         self._seconds = seconds
         self._next = time.monotonic()
 
+    @property
+    def seconds_left(self) -> float:
+        """Until it is due."""
+        return max(0.0, self._next - time.monotonic())
+
     def is_due(self) -> bool:
         """Whether it is time; asking then sets it anew."""
         if time.monotonic() < self._next:
@@ -281,6 +286,8 @@ class Coordinator:
         yield min(jobqueue_settings().RESCUE_INTERVAL, _SIGN_OF_LIFE_EVERY)
         if self._finished:
             yield _SETTLE_AGAIN_AFTER
+        if self._slots.all_hang:
+            yield self._all_hang_clock.seconds_left
         if self._heartbeat.fails:
             yield jobqueue_settings().POLL_INTERVAL
         elif self._claim_limit():
