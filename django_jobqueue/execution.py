@@ -105,9 +105,9 @@ class JobContext:
     @property
     def seconds_left(self) -> float:
         """Until the timeout; infinite without one, and when the attempt has ended."""
-        if self._ended or self.timeout is None:
+        if self._ended or (timeout := self.timeout) is None:
             return math.inf
-        return self.timeout - self.ran_for
+        return timeout - self.ran_for
 
     def cancel(self) -> None:
         """Whatever the handler still does, its end is not recorded. A coroutine is cancelled; a

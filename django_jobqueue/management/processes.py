@@ -25,6 +25,7 @@ from django.core.management.base import CommandError
 
 from django_jobqueue import signals
 from django_jobqueue.worker import WorkerOptions
+from django_jobqueue.worker.shutdown import Shutdown
 
 MOST_PROCESSES = 100
 
@@ -47,29 +48,24 @@ class Parent:
 
     def __init__(self, command: Sequence[str], options: WorkerOptions, *, processes: int) -> None:
         self._command = command
-        self._shutdown_timeout = options.shutdown_timeout
+        self._shutdown = Shutdown(timeout=options.shutdown_timeout)
         # Any other worker runs until it is stopped: 0 is then the answer to a signal that
         # somebody else sent it, and no reason to go on with one process less.
         self._may_finish = options.burst or options.max_jobs is not None
         self._places = [_Place() for _number in range(processes)]
         self._inbox: SimpleQueue[str] = SimpleQueue()
-        self._asked_at: list[float] = []
         self._stopping = False
-        self._deadline = math.inf
         self._all_well = True
 
     def stop(self, reason: str = "asked to") -> None:
         """Let the worker processes finish what runs. After a second call they end at once."""
-        self._asked_at.append(time.monotonic())
+        self._shutdown.ask()
         self._inbox.put(reason)
 
     @property
     def should_be_gone_at(self) -> float:
         """A moment of `time.monotonic`; infinity as long as nobody asked it to stop."""
-        if not self._asked_at:
-            return math.inf
-        wait = self._shutdown_timeout if len(self._asked_at) == 1 else 0
-        return self._asked_at[-1] + wait + _GRACE + 1
+        return self._shutdown.deadline + _GRACE + 1
 
     def run(self) -> bool:
         """Work until stopped, or until every worker process has done what the options ask for.
@@ -129,7 +125,7 @@ class Parent:
                 self._receive_end(place, pid, code)
 
     def _kill_what_is_late(self) -> None:
-        if time.monotonic() >= self._deadline:
+        if time.monotonic() >= self._shutdown.deadline + _GRACE:
             for process in self._running():
                 process.kill()
 
@@ -152,7 +148,6 @@ class Parent:
 
     def _begin_stopping(self, reason: str) -> None:
         self._stopping = True
-        self._deadline = time.monotonic() + self._shutdown_timeout + _GRACE
         signals.tell(signals.parent_stopping, self, running=len(self._running()), reason=reason)
         for process in self._running():
             # Never SIGINT: one that is still starting would end with a traceback.
@@ -160,7 +155,6 @@ class Parent:
 
     def _stop_at_once(self) -> None:
         self._all_well = False
-        self._deadline = min(self._deadline, time.monotonic() + _GRACE)
         # One pipe for all: each process reads one byte and no more.
         os.write(self._lifeline_of_parent, b"!" * len(self._running()))
 
@@ -177,7 +171,7 @@ class Parent:
     def _note_last_end(self, pid: int, code: int) -> None:
         # SIGTERM itself ends a process that had not come as far as to handle it.
         # Asked twice, it exits with 1.
-        expected = {0, -signal.SIGTERM, HUNG} | ({1} if len(self._asked_at) > 1 else set())
+        expected = {0, -signal.SIGTERM, HUNG} | ({1} if self._shutdown.at_once else set())
         if code in expected:
             signals.tell(signals.process_ended, self, pid=pid)
             return

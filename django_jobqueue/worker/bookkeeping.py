@@ -18,6 +18,7 @@ from django_jobqueue.queue import JobQuerySet
 from django_jobqueue.sqlstates import is_outage
 from django_jobqueue.states import Status
 from django_jobqueue.worker.connection import is_spoilt, reopen
+from django_jobqueue.worker.hand import claim_key
 from django_jobqueue.worker.outage import Outage
 from django_jobqueue.worker.watchdog import Conversation, lock_length
 
@@ -81,7 +82,8 @@ class Bookkeeping:
     def claims(self) -> list[ProcessingJob]:
         """What the table says this worker holds."""
         rows = self.jobs().filter(status=Status.PROCESSING, locked_by=self._worker)
-        return [job for job in rows if (job.pk, job.lock_token) not in self._given_up]
+        # Asked every few seconds, and mostly for nothing: not with the payloads.
+        return [job for job in rows.defer("payload") if claim_key(job) not in self._given_up]
 
     def release(self, jobs: Sequence[ProcessingJob]) -> int:
         """Give claims back. Returns how many were.
@@ -104,7 +106,7 @@ class Bookkeeping:
         missed = [
             one.job
             for one in outcomes
-            if one.job.status == Status.PROCESSING and _claim(one.job) not in self._given_up
+            if one.job.status == Status.PROCESSING and claim_key(one.job) not in self._given_up
         ]
         return self.jobs().still_held(missed) if missed else set()
 
@@ -131,16 +133,12 @@ class Bookkeeping:
             if is_outage(still):
                 raise
             # Not for any words: its lock runs out, and a rescue counts the attempt as lost.
-            self._given_up.add(_claim(outcome.job))
+            self._given_up.add(claim_key(outcome.job))
             signals.tell(signals.worker_step_failed, self, error=still)
 
     @property
     def _connection(self) -> BaseDatabaseWrapper:
         return connections[self._database]
-
-
-def _claim(job: ProcessingJob) -> tuple[int, int]:
-    return job.pk, job.lock_token
 
 
 def _storable_instead(outcome: Outcome, error: Exception) -> Outcome:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Union
@@ -27,8 +27,8 @@ from django_jobqueue.states import Status
 from django_jobqueue.stats import due_for_unknown_handlers
 from django_jobqueue.worker.bookkeeping import Bookkeeping
 from django_jobqueue.worker.connection import bookkeeping_connection
-from django_jobqueue.worker.executor import Executor
-from django_jobqueue.worker.hand import Hand
+from django_jobqueue.worker.executor import Executor, emptied
+from django_jobqueue.worker.hand import Hand, claim_key
 from django_jobqueue.worker.heartbeat import Heartbeat
 from django_jobqueue.worker.options import WorkerOptions
 from django_jobqueue.worker.outage import jittered
@@ -235,23 +235,26 @@ class Coordinator:
     def _read_inbox(self) -> None:
         """Wait for a message, at most until there is something to do, and take all there are."""
         wait = 0.0 if self._is_done() else min(self._waits())
-        try:
-            self._receive(self._inbox.get(timeout=wait) if wait > 0 else self._inbox.get_nowait())
-            while True:
-                self._receive(self._inbox.get_nowait())
-        except Empty:
-            pass
+        if wait > 0:
+            with suppress(Empty):
+                self._receive(self._inbox.get(timeout=wait))
+        for message in emptied(self._inbox):
+            self._receive(message)
 
     def _receive(self, message: _Message) -> None:
         if isinstance(message, _Stop):
             self._begin_stopping(message.reason)
         elif isinstance(message, _Crash):
             raise RuntimeError("A thread of this worker ended by an error.") from message.error
-        elif late := self._slots.come_back(message.job):
-            self._nothing_due = False
-            signals.tell(signals.handler_came_back, self, job=message.job, seconds=late.ran_for)
         else:
-            self._finished.append(message)
+            self._receive_outcome(message)
+
+    def _receive_outcome(self, outcome: Outcome) -> None:
+        if late := self._slots.come_back(outcome.job):
+            self._nothing_due = False
+            signals.tell(signals.handler_came_back, self, job=outcome.job, seconds=late.ran_for)
+        else:
+            self._finished.append(outcome)
 
     # --- the steps of a turn -------------------------------------------------------------------
 
@@ -352,17 +355,11 @@ class Coordinator:
         would crash every worker in turn if it were given back."""
         with self._books.in_spite_of_errors():
             self._give_back(self._executor.take_back_unstarted())
-        self._finished += self._outcomes_in_inbox()
+        for message in emptied(self._inbox):
+            if not isinstance(message, (_Stop, _Crash)):
+                self._receive_outcome(message)
         reason = f"The worker crashed while this ran: {described(error).error}"
         self._finished += [failed(context.claim, reason) for context in self._unfinished()]
-
-    def _outcomes_in_inbox(self) -> list[Outcome]:
-        messages: list[_Message] = []
-        try:
-            while True:
-                messages.append(self._inbox.get_nowait())
-        except Empty:
-            return [one for one in messages if not isinstance(one, (_Stop, _Crash))]
 
     def _leave_nothing_behind(self) -> None:
         """Each step is tried although another one failed, and what finished is tried twice: it is
@@ -397,12 +394,9 @@ class Coordinator:
         self._let_go(jobs)
 
     def _unfinished(self) -> list[JobContext]:
-        finished = [outcome.job for outcome in self._finished]
-        return [
-            context
-            for context in self._hand.held()
-            if not any(context.claim is job for job in finished)
-        ]
+        finished = {claim_key(outcome.job) for outcome in self._finished}
+        held = self._hand.held()
+        return [context for context in held if claim_key(context.claim) not in finished]
 
     def _report_crash(self, error: BaseException) -> None:
         self._inbox.put(_Crash(error))

@@ -6,9 +6,10 @@ import contextvars
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from queue import Empty, SimpleQueue
+from typing import TypeVar
 
 from django.db import close_old_connections, connections
 
@@ -21,6 +22,8 @@ from django_jobqueue.worker.connection import leave_clean
 from django_jobqueue.worker.watchdog import Conversation, lock_length
 
 _CLOSE_OLD_SESSIONS_EVERY = 30.0
+
+T = TypeVar("T")
 
 
 class Executor:
@@ -67,14 +70,7 @@ class Executor:
 
     def take_back_unstarted(self) -> list[JobContext]:
         """Empty the queue: these jobs will not be started."""
-        unstarted: list[JobContext] = []
-        while True:
-            try:
-                context = self._work.get_nowait()
-            except Empty:
-                return unstarted
-            if context is not None:
-                unstarted.append(context)
+        return [context for context in emptied(self._work) if context is not None]
 
     def stop(self, *, wait: float) -> int:
         """End the idle threads, waiting `wait` seconds in all. Returns how many still hang."""
@@ -126,3 +122,10 @@ class Executor:
         # A child that a handler forked, and that did not end there, must not go on as a worker.
         if os.getpid() != self._pid:
             os._exit(1)
+
+
+def emptied(queue: SimpleQueue[T]) -> Iterator[T]:
+    """Take what is in the queue, without waiting for more."""
+    with suppress(Empty):
+        while True:
+            yield queue.get_nowait()

@@ -24,7 +24,7 @@ class Hand:
 
     def holds(self, job: ProcessingJob) -> bool:
         """Whether this very claim of the job is held."""
-        return _claim(job) in self._claims
+        return claim_key(job) in self._claims
 
     def take(self, contexts: Iterable[JobContext]) -> None:
         """These claims are held from now on. An older claim of the same job has lost its lock."""
@@ -33,12 +33,12 @@ class Hand:
                 for (pk, token), older in self._claims.items():
                     if pk == context.claim.pk and token < context.claim.lock_token:
                         older.lose_lock()
-                self._claims[_claim(context.claim)] = context
+                self._claims[claim_key(context.claim)] = context
 
     def let_go(self, jobs: Iterable[ProcessingJob]) -> list[JobContext]:
         """These claims are held no more. Returns those that were."""
         with self._guard:
-            gone = [self._claims.pop(_claim(job), None) for job in jobs]
+            gone = [self._claims.pop(claim_key(job), None) for job in jobs]
         return [context for context in gone if context is not None]
 
     def held(self) -> list[JobContext]:
@@ -47,5 +47,6 @@ class Hand:
             return list(self._claims.values())
 
 
-def _claim(job: ProcessingJob) -> tuple[int, int]:
+def claim_key(job: ProcessingJob) -> tuple[int, int]:
+    """What tells this claim from every other, of the same job too."""
     return job.pk, job.lock_token

@@ -10,7 +10,7 @@ _LONGEST_FAREWELL = 1.5
 
 
 class Shutdown:
-    """Asked for by any thread and by signal handlers, read by the coordinator and the watchdog.
+    """Of a worker, or of the parent of several. Asked for by any thread and by signal handlers.
 
         runs ──asked, or its own decision──▶ lets jobs finish ──deadline, or asked again──▶ ends
 
@@ -44,9 +44,8 @@ class Shutdown:
     @property
     def deadline(self) -> float:
         """Until when jobs may run; infinity as long as nobody asked."""
-        if self.at_once:
-            return self._asked[1]
-        return self._began_at() + self._timeout
+        deadline = self._began_at() + self._timeout
+        return min(deadline, self._asked[1]) if self.at_once else deadline
 
     def time_is_up(self, *, idle_since: float | None) -> float:
         """When the worker should be gone. `idle_since` is None while it holds jobs."""
