@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import django
@@ -43,6 +44,16 @@ def database_url(django_db_setup: None) -> str:
     from django.db import connection
 
     return url_of(str(connection.settings_dict["NAME"]))
+
+
+@pytest.fixture
+def worker(tmp_path: Path, database_url: str) -> Any:
+    """Start a worker process: `worker("--burst")`."""
+    from tests.processes import running_worker
+
+    return lambda *flags, **options: running_worker(
+        *flags, folder=tmp_path, database_url=database_url, **options
+    )
 
 
 @pytest.fixture

@@ -8,6 +8,10 @@ import sys
 from pathlib import Path
 
 OWN_SETTINGS = "own_settings"
+QUICK_RESCUE = (
+    "DJANGO_JOBQUEUE = {'STALE_LOCK_AFTER': 0.5, 'RESCUE_INTERVAL': 0.1, 'POLL_INTERVAL': 0.1}"
+)
+"""What a killed worker had runs again within a second."""
 
 _TESTS_SETTINGS_FIRST = """
 from tests import settings

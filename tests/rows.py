@@ -50,18 +50,25 @@ def database_now() -> datetime:
     return now
 
 
-def wait_until_somebody_waits_for_a_lock() -> None:
-    """Return when another session waits for a row this one has locked."""
+def wait_until_somebody_waits_for_a_lock(holder: int | None = None) -> None:
+    """Return when another session waits for what the holder's has locked: a backend's process id,
+    or None for this session."""
 
     def waits() -> bool:
         # Within a transaction the view shows what it showed the first time.
         sql("SELECT pg_stat_clear_snapshot()")
         blocked = (
-            "SELECT 1 FROM pg_stat_activity WHERE pg_backend_pid() = ANY (pg_blocking_pids(pid))"
+            "SELECT 1 FROM pg_stat_activity"
+            " WHERE COALESCE(%s, pg_backend_pid()) = ANY (pg_blocking_pids(pid))"
         )
-        return bool(sql(blocked))
+        return bool(sql(blocked, holder))
 
     wait_until(waits)
+
+
+def stored(job: ProcessingJob) -> ProcessingJob:
+    """The job as its row is now."""
+    return ProcessingJob.objects.get(pk=job.pk)
 
 
 def everything_of(job: ProcessingJob) -> dict[str, Any]:

@@ -17,33 +17,16 @@ from django_jobqueue import Status, handler
 from django_jobqueue.execution import JobContext
 from django_jobqueue.handlers import Registry
 from django_jobqueue.models import JobAttempt, ProcessingJob
-from tests.app.jobs import kill_worker, noop, sleep, wait_for, wait_for_and_fail
+from tests.app.jobs import at_once, kill_worker, noop, sleep, wait_for, wait_for_and_fail
 from tests.coordinators import burst, working
-from tests.processes import running_worker
-from tests.projects import project_settings
+from tests.projects import QUICK_RESCUE, project_settings
 from tests.racing import in_thread
-from tests.rows import WORKER_B, database_now, sql
+from tests.rows import WORKER_B, database_now, sql, stored
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 jobs = ProcessingJob.objects
-
-
-@pytest.fixture
-def worker(tmp_path: Path, database_url: str) -> Any:
-    """Start a worker process: `worker("--burst")`."""
-    return lambda *flags, **options: running_worker(
-        *flags, folder=tmp_path, database_url=database_url, **options
-    )
-
-
-def stored(job: ProcessingJob) -> ProcessingJob:
-    return ProcessingJob.objects.get(pk=job.pk)
-
-
-def at_once(attempts: int) -> float:
-    return 0
 
 
 # --- what costs an attempt ---------------------------------------------------------------------
@@ -79,8 +62,7 @@ class TestDeploys:
     ) -> None:
         own = project_settings(
             tmp_path,
-            "DJANGO_JOBQUEUE = {'STALE_LOCK_AFTER': 0.5, 'RESCUE_INTERVAL': 0.1,"
-            " 'POLL_INTERVAL': 0.1}",
+            QUICK_RESCUE,
         )
         # The neighbours are killed with it each time: they have more attempts than it.
         killing = kill_worker.using(max_attempts=2).enqueue()

@@ -37,14 +37,6 @@ AWAY = "The database does not answer"
 BACK = "The database answers again."
 
 
-@pytest.fixture
-def worker(tmp_path: Path, database_url: str) -> Any:
-    """Start a worker process: `worker("--burst")`."""
-    return lambda *flags, **options: running_worker(
-        *flags, folder=tmp_path, database_url=database_url, **options
-    )
-
-
 def waits_told(process: WorkerProcess) -> list[float]:
     """The seconds that each line about the outage names."""
     return [float(wait) for wait in re.findall(rf"{AWAY}, next try in ([\d.]+) s", process.output)]

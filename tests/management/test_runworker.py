@@ -27,22 +27,13 @@ from tests.app.jobs import (
     touch,
     wait_for,
 )
-from tests.processes import running_worker
-from tests.projects import environment, project_settings, run_python
+from tests.projects import QUICK_RESCUE, environment, project_settings, run_python
 from tests.rows import sql
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 jobs = ProcessingJob.objects
-
-
-@pytest.fixture
-def worker(tmp_path: Path, database_url: str) -> Any:
-    """Start a worker process: `worker("--burst")`."""
-    return lambda *flags, **options: running_worker(
-        *flags, folder=tmp_path, database_url=database_url, **options
-    )
 
 
 class TestTheScreen:
@@ -276,8 +267,7 @@ class TestKilledWorkers:
     ) -> None:
         own = project_settings(
             tmp_path,
-            "DJANGO_JOBQUEUE = {'STALE_LOCK_AFTER': 0.5, 'RESCUE_INTERVAL': 0.1,"
-            " 'POLL_INTERVAL': 0.1}",
+            QUICK_RESCUE,
         )
         job = kill_worker.using(max_attempts=2).enqueue()
 

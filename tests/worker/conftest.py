@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.db import connection
+
+from tests.onlooker import Onlooker, looking_on
 
 
 @pytest.fixture
@@ -17,3 +20,10 @@ def request_settings() -> Any:
     connection.close()
     connection.settings_dict.clear()
     connection.settings_dict.update(before)
+
+
+@pytest.fixture
+def onlooker() -> Iterator[Onlooker]:
+    """Counts sessions for as long as the test takes."""
+    with looking_on() as onlooker:
+        yield onlooker

@@ -13,13 +13,10 @@ from django_jobqueue import Status, handler, signals
 from django_jobqueue.models import ProcessingJob
 from tests.app.jobs import WAYS_TO_UNDO, ask_nothing, write, write_late
 from tests.coordinators import burst, working
+from tests.rows import stored
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def stored(job: ProcessingJob) -> ProcessingJob:
-    return ProcessingJob.objects.get(pk=job.pk)
 
 
 def test_what_it_writes_and_its_end_are_there_together() -> None:

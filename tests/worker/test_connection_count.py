@@ -6,7 +6,6 @@ JOBQUEUE_TEST_JOBS in the environment raises the number of jobs of each run.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from django_jobqueue.models import ProcessingJob
 from django_jobqueue.worker import executor
 from tests.app.jobs import select
 from tests.coordinators import burst, working
-from tests.onlooker import Onlooker, looking_on
+from tests.onlooker import Onlooker
 from tests.processes import running_worker
 from tests.projects import project_settings
 from tests.waiting import wait_until
@@ -31,12 +30,6 @@ JOBS = int(os.environ.get("JOBQUEUE_TEST_JOBS", "120"))
 THREADS = 8
 BOOKS = 2
 """The coordinator's session and the heartbeat's."""
-
-
-@pytest.fixture
-def onlooker() -> Iterator[Onlooker]:
-    with looking_on() as onlooker:
-        yield onlooker
 
 
 def enqueue_alternately(count: int, *payloads: dict[str, Any]) -> None:

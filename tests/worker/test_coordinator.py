@@ -40,7 +40,7 @@ from tests.app.jobs import (
 )
 from tests.coordinators import burst, working
 from tests.racing import closing_connections, in_thread
-from tests.rows import WORKER_B, make_stale, sql
+from tests.rows import WORKER_B, make_stale, sql, stored
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -50,10 +50,6 @@ jobs = ProcessingJob.objects
 
 def status_of(job: ProcessingJob) -> Callable[[Status], Callable[[], bool]]:
     return lambda status: lambda: jobs.status(job.pk) == status
-
-
-def stored(job: ProcessingJob) -> ProcessingJob:
-    return ProcessingJob.objects.get(pk=job.pk)
 
 
 class TestBurst:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from django_jobqueue.handlers import Registry
 from django_jobqueue.models import JobAttempt, ProcessingJob
 from tests.app.jobs import add, noop
 from tests.coordinators import burst
-from tests.onlooker import Onlooker, looking_on
+from tests.onlooker import Onlooker
 from tests.rows import count_jobs, sql
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -28,12 +27,6 @@ jobs = ProcessingJob.objects
 
 THREADS = 8
 OF_EACH = 12
-
-
-@pytest.fixture
-def onlooker() -> Iterator[Onlooker]:
-    with looking_on() as onlooker:
-        yield onlooker
 
 
 def selected() -> int:

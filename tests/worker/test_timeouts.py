@@ -11,16 +11,12 @@ from django_jobqueue import Status, signals
 from django_jobqueue.models import ProcessingJob, Worker
 from tests.app.jobs import noop, overrun, overrun_async, overrun_politely, quick
 from tests.coordinators import burst, working
-from tests.rows import sql
+from tests.rows import sql, stored
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 jobs = ProcessingJob.objects
-
-
-def stored(job: ProcessingJob) -> ProcessingJob:
-    return ProcessingJob.objects.get(pk=job.pk)
 
 
 def test_an_attempt_past_its_timeout_has_failed_and_is_delivered_again(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from django_jobqueue.worker import Coordinator, WorkerOptions
 from tests.app.jobs import noop, wait_for
 from tests.coordinators import working, working_as
 from tests.half_open import Proxy, way_to
-from tests.rows import sql
+from tests.rows import sql, wait_until_somebody_waits_for_a_lock
 from tests.run_database import connection_params
 from tests.waiting import wait_until
 
@@ -53,16 +53,6 @@ def sessions(role: str) -> list[int]:
     return [pid for (pid,) in rows]
 
 
-def somebody_waits_for(session: psycopg.Connection[Any]) -> bool:
-    sql("SELECT pg_stat_clear_snapshot()")
-    return bool(
-        sql(
-            "SELECT 1 FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))",
-            session.info.backend_pid,
-        )
-    )
-
-
 class TestALockedTable:
     """As a migration may hold it, for longer than anybody wants to wait."""
 
@@ -84,7 +74,7 @@ class TestALockedTable:
         with working(threads=1) as coordinator:
             wait_until(lambda: sessions("coordinator"))
             other_session.execute("LOCK TABLE processing_jobs IN ACCESS EXCLUSIVE MODE")
-            wait_until(lambda: somebody_waits_for(other_session))
+            wait_until_somebody_waits_for_a_lock(other_session.info.backend_pid)
             coordinator.stop()
             wait_until(lambda: coordinator.summary.seconds, timeout=5)
 
@@ -95,7 +85,7 @@ class TestALockedTable:
         with working(threads=2, shutdown_timeout=1) as coordinator:
             wait_until((tmp_path / "go.started").exists)
             other_session.execute("LOCK TABLE processing_jobs IN ACCESS EXCLUSIVE MODE")
-            wait_until(lambda: somebody_waits_for(other_session))
+            wait_until_somebody_waits_for_a_lock(other_session.info.backend_pid)
             asked = time.monotonic()
             coordinator.stop()
             wait_until(lambda: coordinator.summary.seconds, timeout=10)
@@ -109,7 +99,7 @@ class TestALockedTable:
         with working(threads=2, shutdown_timeout=60) as coordinator:
             wait_until((tmp_path / "go.started").exists)
             other_session.execute("LOCK TABLE processing_jobs IN ACCESS EXCLUSIVE MODE")
-            wait_until(lambda: somebody_waits_for(other_session))
+            wait_until_somebody_waits_for_a_lock(other_session.info.backend_pid)
             coordinator.stop()
             coordinator.stop()
             wait_until(lambda: coordinator.summary.seconds, timeout=5)
