@@ -125,7 +125,7 @@ class TestAConnectionThatDeliversNothing:
             (tmp_path / "go").touch()
             wait_until(lambda: jobs.status(running.pk) in FINISHED)
 
-    def test_of_the_heartbeat_lets_nothing_new_be_claimed_until_it_beats_again(
+    def test_of_the_heartbeat_is_said_and_jobs_run_when_it_beats_again(
         self, settings: Any, proxy: Proxy, tmp_path: Path, caplog: Any
     ) -> None:
         settings.DJANGO_JOBQUEUE = {"STALE_LOCK_AFTER": 6, "POLL_INTERVAL": 0.05}
